@@ -1,0 +1,126 @@
+"""What a model runs on: frozen records. Data lives in hardware_catalog/, loading in planner.hardware.catalog.
+
+Units: GB = 1e9 bytes, GiB = 2**30 bytes; bandwidths in GB/s (1e9 bytes/s); rates in 1e12 operations/s; prices in USD.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from dataclasses import dataclass, field
+from typing import Literal
+
+LinkKind = Literal["none", "nvswitch", "nvlink-mesh", "nvlink-bridge", "xgmi-mesh", "pcie-p2p", "pcie-host", "ici", "fabric-rdma", "fabric-tcp"]
+Tier = Literal["on_demand", "spot", "reserved", "owned"]
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One accelerator as the software sees it (an MI250 is two of these per package).
+
+    peak_tflops: dense rates with fp32 accumulate, by compute dtype (fp32, tf32, fp16, bf16, fp8, int8, fp4);
+    a dtype that is absent has no tensor hardware. memory_gb is the label, usable_gib what an engine finds.
+    """
+
+    name: str
+    vendor: Literal["nvidia", "amd", "google", "cpu"]
+    architecture: str
+    memory_gb: float
+    usable_gib: float
+    bandwidth_gb_per_s: float
+    peak_tflops: dict[str, float]
+    compute_capability: float | None
+    pcie_gen: int
+    tdp_w: float
+    aliases: tuple[str, ...] = ()
+    unverified: tuple[str, ...] = ()
+    source: str = ""
+    caveat: str = ""
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+
+@dataclass(frozen=True)
+class Link:
+    """How GPUs reach each other. bandwidth is per GPU and direction; latency_us is one hop of a small message.
+
+    measured_busbw_gb_per_s: bus bandwidth of a large all-reduce where it was measured, else None.
+    """
+
+    name: str
+    kind: LinkKind
+    bandwidth_gb_per_s: float
+    latency_us: float
+    max_gpus: int
+    measured_busbw_gb_per_s: float | None = None
+    verified: bool = True
+    source: str = ""
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.bandwidth_gb_per_s))
+
+
+@dataclass(frozen=True)
+class Instance:
+    """A machine one can rent or own: GPUs, host, link inside the node, fabric between nodes.
+
+    link: link between GPUs of the node. fabric: link between nodes (per GPU share of the node's bandwidth), None when
+    the machine cannot be clustered or nobody says how. ram_gib and nvme_gb are per machine; None = not stated.
+    """
+
+    provider: str
+    name: str
+    gpu: Gpu
+    gpu_count: int
+    link: Link
+    fabric: Link | None
+    vcpus: int | None
+    ram_gib: float | None
+    nvme_gb: float | None
+    max_count: int | None = None
+    caveat: str = ""
+
+    def __hash__(self) -> int:
+        return hash((self.provider, self.name))
+
+
+@dataclass(frozen=True)
+class Price:
+    """USD per hour of one instance in one region and tier, as observed on a date. Never 0 unless tier is 'owned'."""
+
+    usd_per_hour: float
+    region: str
+    tier: Tier
+    observed_on: dt.date
+    source: str
+
+
+@dataclass(frozen=True)
+class Offer:
+    """An instance at a price; quota is the most one may take of it (None = no stated limit)."""
+
+    instance: Instance
+    price: Price
+    quota: int | None = None
+
+    @property
+    def usd_per_gpu_hour(self) -> float:
+        """USD per GPU and hour."""
+        return self.price.usd_per_hour / self.instance.gpu_count
+
+
+@dataclass(frozen=True)
+class Catalog:
+    """All that was loaded: every instance and offer, plus what could not be read and why (one line each)."""
+
+    gpus: dict[str, Gpu]
+    links: dict[str, Link]
+    instances: tuple[Instance, ...]
+    offers: tuple[Offer, ...]
+    problems: tuple[str, ...] = ()
+    sources: tuple[str, ...] = field(default=())
+
+    @property
+    def newest_price(self) -> dt.date | None:
+        """Date of the newest price that is not 'owned'."""
+        return max((o.price.observed_on for o in self.offers if o.price.tier != "owned"), default=None)
