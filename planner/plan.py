@@ -7,7 +7,10 @@ latencies in ms, prices in USD.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
+
+from planner.errors import PlanFileError
 
 SCHEMA_VERSION = 1
 Status = Literal["optimal", "feasible", "infeasible"]
@@ -196,3 +199,90 @@ class Plan:
     infeasible: Infeasible | None
     provenance: Provenance
     validation: dict[str, Any] | None = None
+
+
+_RENAMED = {"current": "from", "needed": "to"}
+
+
+def plan_to_dict(plan: Plan) -> dict[str, Any]:
+    """The contract tree of a plan: plain dicts, lists, strings and numbers, in field order."""
+    from dataclasses import asdict
+
+    tree = asdict(plan)
+    if plan.infeasible is not None:
+        tree["infeasible"]["relaxations"] = [{_RENAMED.get(k, k): v for k, v in r.items()} for r in tree["infeasible"]["relaxations"]]
+    listed: dict[str, Any] = _plain(tree)
+    return listed
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    return value
+
+
+def plan_from_dict(tree: Any) -> Plan:
+    """The plan of a contract tree. Raises PlanFileError naming the first field that does not fit."""
+    from pydantic import TypeAdapter, ValidationError
+
+    if not isinstance(tree, dict) or "schema_version" not in tree:
+        raise PlanFileError("this is not a plan", "no schema_version at its top", "Give a plan.yaml or plan.json that `planner solve --out DIR` wrote.")
+    if tree["schema_version"] != SCHEMA_VERSION:
+        raise PlanFileError(
+            f"plan schema_version {tree['schema_version']!r} is not {SCHEMA_VERSION}", "another version of planner wrote it", "Solve again with this one."
+        )
+    back = {v: k for k, v in _RENAMED.items()}
+    tree = dict(tree)
+    try:
+        if isinstance(tree.get("infeasible"), dict):
+            relaxations = [{back.get(k, k): v for k, v in r.items()} for r in tree["infeasible"].get("relaxations", [])]
+            tree["infeasible"] = {**tree["infeasible"], "relaxations": relaxations}
+        return TypeAdapter(Plan).validate_python(tree, strict=False)
+    except (ValidationError, AttributeError, TypeError) as error:
+        why = str(error)
+        if isinstance(error, ValidationError):
+            first = error.errors()[0]
+            why = f"{'.'.join(str(p) for p in first['loc'])}: {first['msg']}"
+        raise PlanFileError("the plan cannot be read", why, "Solve again, or mend that field.") from None
+
+
+def plan_to_yaml(plan: Plan) -> str:
+    """plan.yaml."""
+    import yaml
+
+    return yaml.safe_dump(plan_to_dict(plan), sort_keys=False, allow_unicode=True, width=120)
+
+
+def plan_to_json(plan: Plan) -> str:
+    """`solve --json`: the same tree."""
+    import json
+
+    return json.dumps(plan_to_dict(plan), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+MAX_PLAN_BYTES = 5_000_000
+
+
+def load_plan(path: str | Path) -> Plan:
+    """Read plan.yaml or plan.json back. Raises PlanFileError in one line for anything that is not a plan."""
+    import json
+
+    import yaml
+
+    file = Path(path)
+    try:
+        raw = file.read_bytes()[: MAX_PLAN_BYTES + 1]
+    except OSError as error:
+        raise PlanFileError(f"cannot read the plan {str(file)!r}", error.strerror or "", "Give a plan.yaml that `planner solve --out DIR` wrote.") from None
+    if len(raw) > MAX_PLAN_BYTES:
+        raise PlanFileError(f"{str(file)!r} is larger than any plan", f"over {MAX_PLAN_BYTES} bytes", "Give a plan.yaml that `planner solve --out DIR` wrote.")
+    try:
+        text = raw.decode("utf-8")
+        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+        tree = json.loads(text) if text.lstrip().startswith("{") else yaml.load(text, loader)  # noqa: S506 (safe loader)
+    except (UnicodeDecodeError, ValueError, RecursionError, yaml.YAMLError) as error:
+        reason = str(error).splitlines()[0][:120]
+        raise PlanFileError(f"{str(file)!r} is neither YAML nor JSON", reason, "Give a plan.yaml that `planner solve --out DIR` wrote.") from None
+    return plan_from_dict(tree)

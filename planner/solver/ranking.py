@@ -1,0 +1,91 @@
+"""Closed form of the problem for one row at a time: what it costs, what it breaks, how it ranks.
+
+The solver proves the winner; this ranks the rest, for alternatives, `compare` and the words about what binds. Tests
+hold the two against each other and against an exhaustive oracle.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.solver.problem import ALL_LIMITS, UNBOUNDED, IntArray, LimitName, OfferColumn, Problem, excess
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """Per row of the problem, at its best number of replicas.
+
+    machines, cost (micro-USD per hour), place: of the cheapest place that can supply the machines (cost UNBOUNDED when
+    none can, ignoring budget). broken: by how much each limit is broken. key: lexicographic goal, lower is better.
+    """
+
+    replicas: IntArray
+    machines: IntArray
+    cost: IntArray
+    place: IntArray
+    broken: dict[LimitName, IntArray]
+    key: IntArray
+
+    @property
+    def broken_count(self) -> IntArray:
+        """How many limits each row breaks."""
+        return np.sum([v > 0 for v in self.broken.values()], axis=0).astype(np.int64)
+
+    def order(self, allowed: NDArray[np.bool_]) -> IntArray:
+        """Positions of the allowed rows, best first."""
+        at = np.flatnonzero(allowed)
+        return at[np.lexsort(self.key[at].T[::-1])]
+
+
+def fill(offers: list[OfferColumn], machines: int) -> tuple[int, int]:
+    """Cheapest cost of so many machines of one place, and how many are missing when its limits end first."""
+    cost, left = 0, machines
+    for offer in sorted(offers, key=lambda o: o.micro_usd_per_hour):
+        n = left if offer.limit is None else min(left, offer.limit)
+        cost, left = cost + n * offer.micro_usd_per_hour, left - n
+    return cost, left
+
+
+def _supply(problem: Problem, machines: IntArray) -> tuple[IntArray, IntArray, IntArray]:
+    """(cost, place, missing machines) per row: the cheapest place that has enough, else the one that lacks fewest."""
+    by_class: dict[int, dict[int, list[OfferColumn]]] = defaultdict(lambda: defaultdict(list))
+    for offer in problem.offers:
+        by_class[offer.hardware][offer.place].append(offer)
+    keys = np.stack([problem.rows.hardware, machines], axis=1)
+    unique, inverse = np.unique(keys, axis=0, return_inverse=True)
+    table = np.empty((len(unique), 3), dtype=np.int64)
+    for i, (hardware, count) in enumerate(unique.tolist()):
+        choices = []
+        for place, offers in by_class[hardware].items():
+            cost, missing = fill(offers, count)
+            choices.append((missing, cost, place))
+        table[i] = min(choices) if choices else (count, UNBOUNDED, -1)
+    picked = table[inverse.reshape(-1)]
+    return picked[:, 1], picked[:, 2], picked[:, 0]
+
+
+def rank(problem: Problem) -> Ranking:
+    """Rank all rows. For free replicas (throughput) every row takes as many as its ceiling allows."""
+    from planner.solver.constraints import replica_ceilings
+
+    rows, limits = problem.rows, problem.limits
+    replicas = rows.replicas
+    if problem.goal == "throughput":
+        replicas = np.maximum(np.array(replica_ceilings(problem, frozenset(ALL_LIMITS)), dtype=np.int64), rows.replicas)
+    machines = rows.machines(replicas)
+    cost, place, missing = _supply(problem, machines)
+    gpus_of = {offer.hardware: offer.gpus for offer in problem.offers}
+    gpus = machines * np.array([gpus_of.get(int(h), 0) for h in rows.hardware], dtype=np.int64)
+    zero = np.zeros(len(rows), dtype=np.int64)
+    broken = dict(excess(rows, limits))
+    broken["budget"] = zero if limits.budget_micro_usd_per_hour is None else np.maximum(cost - limits.budget_micro_usd_per_hour, 0)
+    broken["max_gpus"] = zero if limits.max_gpus is None else np.maximum(gpus - limits.max_gpus, 0)
+    broken["quota"] = missing
+    tokens = rows.tokens_milli_per_s * replicas
+    broken["min_throughput"] = zero if limits.min_tokens_milli_per_s is None else np.maximum(limits.min_tokens_milli_per_s - tokens, 0)
+    first: list[IntArray] = {"cheapest": [cost], "fastest": [rows.latency_bucket, cost], "throughput": [-tokens, cost]}[problem.goal]
+    return Ranking(replicas, machines, cost, place, broken, np.stack([*first, rows.e2e_us, gpus], axis=1))

@@ -1,0 +1,307 @@
+"""From a request to a problem: model, offers, space, estimates, integer rows. One study serves solve, compare and explain."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from planner.engines.records import EngineSpec, engine, engines
+from planner.errors import InvalidValueError
+from planner.estimate.operating_point import FloatArray, IntArray, Pairs, Settings, take, total_load
+from planner.estimate.table import NEAR_MISS, PairRows, hopeless, rows_at_saturation, rows_for_load
+from planner.hardware.records import Catalog, Offer
+from planner.models.precision import KvDtype, Precision, kv_dtype, kv_dtypes, precision, precisions
+from planner.models.spec import ModelSpec
+from planner.request import ServeRequest, Workload
+from planner.solver.problem import UNBOUNDED, LimitValues, OfferColumn, Problem, Rows, latency_bucket
+from planner.space.candidates import Space, axes_for, build_space
+from planner.space.hardware_classes import group_offers, offer_limit
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+SEARCHED_KV = ("bf16", "fp16", "fp8")
+MAX_THROUGHPUT_REPLICAS = 4096
+
+
+@dataclass(frozen=True)
+class Placed:
+    """Rows of pairs placed on hardware classes: candidate and pair-row index of each, equal length."""
+
+    candidate: IntArray
+    row: IntArray
+
+
+@dataclass(frozen=True)
+class Study:
+    """Everything that is known about a request before the solver runs."""
+
+    request: ServeRequest
+    model: ModelSpec
+    space: Space
+    pairs: Pairs
+    rows: PairRows
+    placed: Placed
+    offers: tuple[Offer, ...]
+    problem: Problem
+    pruned: dict[str, int]
+
+    @cached_property
+    def accuracy_loss_percent(self) -> FloatArray:
+        """Expected loss of each shard against the published checkpoint."""
+        return np.array([accuracy_loss(self.model, s.precision, s.kv_dtype) for s in self.space.shards])
+
+
+def accuracy_loss(model: ModelSpec, weights: Precision, kv: KvDtype) -> float:
+    """Expected loss in percent against the checkpoint as published (a natively quantised model starts at 0)."""
+    native = precision(model.native_precision).accuracy_loss_percent
+    return max(0.0, weights.accuracy_loss_percent - native) + kv.accuracy_loss_percent
+
+
+def searched_precisions(model: ModelSpec, pinned: str | None) -> tuple[Precision, ...]:
+    """The precisions to search: the published one, and every method that stores fewer bits than it.
+
+    fp16 is searched only as the 16-bit fallback of bf16 models on GPUs without bf16 (the engine table decides), or
+    when it is pinned.
+    """
+    if pinned is not None:
+        return (precision(pinned),)
+    native = precision(model.native_precision)
+    found = [p for p in precisions() if p.name == native.name or p.bits + p.overhead_bits < native.bits + native.overhead_bits]
+    if native.name == "bf16":
+        found.append(precision("fp16"))
+    return tuple(found)
+
+
+def searched_kv_dtypes(pinned: str | None) -> tuple[KvDtype, ...]:
+    """16 bit and fp8 (e4m3) unless one is pinned."""
+    return (kv_dtype(pinned),) if pinned is not None else tuple(k for k in kv_dtypes() if k.name in SEARCHED_KV)
+
+
+def searched_engines(pinned: str | None) -> tuple[EngineSpec, ...]:
+    """All engines unless one is pinned."""
+    return (engine(pinned),) if pinned is not None else tuple(engines().values())
+
+
+def serving_settings(model: ModelSpec, request: ServeRequest) -> Settings:
+    """Context and batching of the engine.
+
+    max_model_len: the pin, else room for requests twice as long as the mean, at least 4096, never above the model's.
+    """
+    w = request.workload
+    tokens = w.input_tokens + w.output_tokens
+    if tokens > model.max_context:
+        raise InvalidValueError(
+            f"{w.input_tokens} input + {w.output_tokens} output tokens do not fit the {model.max_context} tokens of context of {model.name}",
+            "",
+            "Lower --input-tokens or --output-tokens, or choose a model with a longer context.",
+        )
+    wanted = request.pins.max_model_len
+    if wanted is None:
+        wanted = min(model.max_context, max(4096, 2 ** int(np.ceil(np.log2(2 * tokens)))))
+    elif wanted > model.max_context:
+        raise InvalidValueError(f"--max-model-len {wanted} is above the {model.max_context} tokens of context of {model.name}", "", "Lower it.")
+    elif wanted < tokens:
+        raise InvalidValueError(f"--max-model-len {wanted} is below input + output tokens ({tokens})", "", "Raise it or shorten the workload.")
+    return Settings(wanted, max_num_batched_tokens=8192, tokens_per_sequence=tokens, max_num_seqs=request.pins.max_num_seqs)
+
+
+def check_pins(model: ModelSpec, request: ServeRequest) -> None:
+    """Pinned degrees that the model itself forbids are bad input, with the reason."""
+    from planner.models.limits import pipeline_parallel_problem, tensor_parallel_problem
+
+    pins = request.pins
+    for flag, value, rule in (
+        ("--tensor-parallel", pins.tensor_parallel, tensor_parallel_problem),
+        ("--pipeline-parallel", pins.pipeline_parallel, pipeline_parallel_problem),
+    ):
+        if value is None:
+            continue
+        if value < 1:
+            raise InvalidValueError(f"{flag} must be 1 or more, not {value}", "", f"Write for example {flag} 2.")
+        reason = rule(model, value)
+        if reason is not None:
+            raise InvalidValueError(f"{flag} {value} does not work for {model.name}", reason, "Choose another degree or leave it to the solver.")
+
+
+def find_offers(request: ServeRequest, catalog: Catalog) -> tuple[Offer, ...]:
+    """The machines of the request: owned ones, or the catalog's through the filter."""
+    from planner.hardware.catalog import matching_offers, owned_offers
+
+    if request.hardware.owned is not None:
+        return owned_offers(request.hardware.owned, request.hardware.fabric_gbps, catalog)
+    return matching_offers(catalog, request.hardware)
+
+
+def make_study(request: ServeRequest, model: ModelSpec, catalog: Catalog, near_miss: float = NEAR_MISS) -> Study:
+    """Enumerate, estimate and quantise. near_miss: keep configurations that need up to so many times the memory."""
+    check_pins(model, request)
+    settings = serving_settings(model, request)
+    classes, merged = group_offers(find_offers(request, catalog))
+    pins = request.pins
+    axes = axes_for(
+        model, pins, searched_engines(pins.engine), searched_precisions(model, pins.precision), searched_kv_dtypes(pins.kv_cache_dtype)
+    )
+    space = build_space(classes, axes)
+    pruned: Counter[str] = Counter(space.excluded)
+    pruned["dearer offer of equal hardware"] += merged
+    pairs, alive = _estimable(model, space, settings, request, near_miss, pruned)
+    rows = _operate(pairs, alive, request)
+    stable = rows.stable & np.isfinite(rows.e2e_s)
+    pruned["cannot carry the load"] += int(len(alive) - len(np.unique(rows.pair[stable])))
+    rows = take(rows, stable)
+    placed = place_rows(space, rows)
+    offers, columns = offer_columns(space)
+    study = Study(request, model, space, pairs, rows, placed, offers, None, {})  # type: ignore[arg-type]
+    problem = Problem(request.goal, integer_rows(study), columns, limit_values(request))
+    if request.goal == "throughput":
+        problem = replace(problem, rows=free_replicas(problem))
+    return replace(study, problem=problem, pruned={k: v for k, v in pruned.items() if v})
+
+
+def _estimable(
+    model: ModelSpec, space: Space, settings: Settings, request: ServeRequest, near_miss: float, pruned: Counter[str]
+) -> tuple[Pairs, IntArray]:
+    """Pairs with the step table of the shards that are worth timing; positions of those pairs."""
+    from planner.estimate.time.steps import step_table
+
+    index = np.array(space.pairs, dtype=np.int64).reshape(-1, 2)
+    workload = request.workload
+    if request.goal == "throughput" and workload.concurrency is None:
+        workload = Workload(workload.input_tokens, workload.output_tokens, None, 1)
+    pairs = Pairs(model, space.shards, space.engines, index[:, 0], index[:, 1], settings, workload, None)
+    if not len(index):
+        return pairs, np.zeros(0, dtype=np.int64)
+    dead = hopeless(pairs, near_miss)
+    pruned[f"needs more than {near_miss:g} times the memory"] += int(dead.sum())
+    alive = np.flatnonzero(~dead)
+    used = np.unique(index[alive, 0])
+    if not len(used):
+        return pairs, alive
+    position = np.full(len(space.shards), -1, dtype=np.int64)
+    position[used] = np.arange(len(used))
+    shards = tuple(space.shards[i] for i in used)
+    kept = replace(pairs, shards=shards, shard=position[index[:, 0]], step_table=step_table(model, shards, workload))
+    return kept, alive
+
+
+def _operate(pairs: Pairs, alive: IntArray, request: ServeRequest) -> PairRows:
+    from planner.estimate.table import empty_rows
+
+    if not len(alive):
+        return empty_rows()
+    if request.goal == "throughput" and request.workload.concurrency is None:
+        return rows_at_saturation(pairs, alive, request.limits)
+    return rows_for_load(pairs, alive, request.limits, request.goal, request.pins.data_parallel)
+
+
+def place_rows(space: Space, rows: PairRows) -> Placed:
+    """Every row of a pair on every class where the pair has a candidate."""
+    pair_of = np.array([c.pair for c in space.candidates], dtype=np.int64)
+    order = np.argsort(rows.pair, kind="stable")
+    first = np.searchsorted(rows.pair[order], pair_of, side="left")
+    count = np.searchsorted(rows.pair[order], pair_of, side="right") - first
+    candidate = np.repeat(np.arange(len(pair_of)), count)
+    offset = np.arange(len(candidate)) - np.repeat(np.cumsum(count) - count, count)
+    return Placed(candidate, order[np.repeat(first, count) + offset] if len(candidate) else np.zeros(0, dtype=np.int64))
+
+
+def offer_columns(space: Space) -> tuple[tuple[Offer, ...], tuple[OfferColumn, ...]]:
+    """The offers in solver order, with their place numbers."""
+    places: dict[tuple[str, str], int] = {}
+    offers, columns = [], []
+    for h, hw in enumerate(space.classes):
+        for offer in hw.offers:
+            place = places.setdefault((offer.instance.provider, offer.price.region), len(places))
+            offers.append(offer)
+            columns.append(OfferColumn(h, place, round(offer.price.usd_per_hour * 1e6), hw.gpus_per_node, offer_limit(offer)))
+    return tuple(offers), tuple(columns)
+
+
+def _microseconds(seconds: FloatArray) -> IntArray:
+    return np.ceil(np.minimum(np.nan_to_num(seconds, nan=1e6, posinf=1e6), 1e6) * 1e6 - 1e-6).astype(np.int64)
+
+
+def integer_rows(study: Study) -> Rows:
+    """The placed rows in whole numbers: needs rounded up, capacities down."""
+    space, at = study.space, study.placed
+    layout = np.array(
+        [(c.hardware, c.layout.replicas_per_node, c.layout.nodes_per_replica, c.layout.tensor_parallel * c.layout.pipeline_parallel) for c in space.candidates],
+        dtype=np.int64,
+    ).reshape(-1, 4)[at.candidate]
+    rows = take(study.rows, at.row)
+    shard_of = np.array([s for s, _ in space.pairs], dtype=np.int64)
+    loss = study.accuracy_loss_percent[shard_of[rows.pair]] if len(at.row) else np.zeros(0)
+    e2e = _microseconds(rows.e2e_s)
+    return Rows(
+        hardware=layout[:, 0],
+        replicas=rows.replicas,
+        replicas_max=rows.replicas,
+        replicas_per_node=layout[:, 1],
+        nodes_per_replica=layout[:, 2],
+        gpus_per_replica=layout[:, 3],
+        required_kib=np.ceil(rows.required_bytes / 1024).astype(np.int64),
+        capacity_kib=np.floor(rows.capacity_bytes / 1024).astype(np.int64),
+        ttft_us=_microseconds(rows.ttft_p95_s),
+        tpot_us=_microseconds(rows.tpot_s),
+        e2e_us=e2e,
+        latency_bucket=latency_bucket(e2e),
+        accuracy_loss_ppm=np.rint(loss * 1e4).astype(np.int64),
+        tokens_milli_per_s=np.floor(rows.output_tokens_per_s * 1e3).astype(np.int64),
+    )
+
+
+def limit_values(request: ServeRequest) -> LimitValues:
+    """The limits in the solver's units, rounded to the safe side."""
+    limits = request.limits
+
+    def micro(seconds: float | None) -> int | None:
+        return None if seconds is None else int(np.floor(seconds * 1e6 + 1e-6))
+
+    tokens = limits.min_throughput_tokens_per_s
+    return LimitValues(
+        micro(limits.ttft_s),
+        micro(limits.tpot_s),
+        micro(limits.e2e_s),
+        round(limits.max_accuracy_loss_percent * 1e4),
+        None if limits.budget_usd_per_hour is None else int(np.floor(limits.budget_usd_per_hour * 1e6 + 1e-6)),
+        limits.max_gpus,
+        None if tokens is None else int(np.ceil(tokens * 1e3)),
+    )
+
+
+def free_replicas(problem: Problem) -> Rows:
+    """Rows of the throughput goal: as many replicas as machines, budget and quotas allow.
+
+    Raises InvalidValueError when nothing bounds them: more machines always give more tokens.
+    """
+    from planner.solver.constraints import most_machines
+    from planner.solver.problem import ALL_LIMITS
+
+    rows = problem.rows
+    enforced = frozenset(ALL_LIMITS)
+    most = {int(h): most_machines(problem, int(h), enforced) for h in np.unique(rows.hardware)}
+    if any(m >= UNBOUNDED for m in most.values()):
+        raise InvalidValueError(
+            "--goal throughput needs a bound", "more machines always give more tokens per second", "Add --budget 20/h, --max-gpus 8 or --on 2xrtx-4090."
+        )
+    machines = np.array([most[int(h)] for h in rows.hardware], dtype=np.int64)
+    room = np.where(rows.replicas_per_node >= 1, machines * rows.replicas_per_node, machines // np.maximum(rows.nodes_per_replica, 1))
+    return replace(rows, replicas_max=np.maximum(rows.replicas, np.minimum(room, MAX_THROUGHPUT_REPLICAS)))
+
+
+def describe_load(request: ServeRequest) -> str:
+    """The load in words."""
+    w = request.workload
+    if w.concurrency is not None:
+        return f"{w.concurrency} users, each with one request in flight"
+    return f"{total_load(w):g} requests/s"
+
+
+def shard_positions(study: Study, which: Sequence[int]) -> list[int]:
+    """Shard index in the space for pair indices."""
+    return [study.space.pairs[p][0] for p in which]
