@@ -13,7 +13,11 @@ from planner.hardware.records import Gpu
 
 @dataclass(frozen=True)
 class PrecisionSupport:
-    """A precision an engine can run: from which compute capability (None = not on that vendor), and with which flags."""
+    """A precision an engine can run: from which compute capability (None = not on that vendor), and with which flags.
+
+    max_compute_capability: newest NVIDIA GPU with kernels for it (None = no end). max_tensor_parallel: limit of this
+    method inside the engine (None = the engine's own). amd_dtype: key of Gpu.peak_tflops an AMD GPU must have for it.
+    """
 
     precision: str
     min_compute_capability: float | None
@@ -21,6 +25,18 @@ class PrecisionSupport:
     flag: str | None
     needs_checkpoint: bool
     note: str = ""
+    max_compute_capability: float | None = None
+    max_tensor_parallel: int | None = None
+    amd_dtype: str | None = None
+
+    def runs_on(self, gpu: Gpu) -> bool:
+        """True when the engine has kernels for this precision on this GPU."""
+        if gpu.vendor == "amd":
+            return self.amd and (self.amd_dtype is None or self.amd_dtype in gpu.peak_tflops)
+        if gpu.vendor != "nvidia" or self.min_compute_capability is None:
+            return False
+        newest = self.max_compute_capability or float("inf")
+        return self.min_compute_capability <= (gpu.compute_capability or 0) <= newest
 
 
 @dataclass(frozen=True)
@@ -56,19 +72,15 @@ class EngineSpec:
 
     def support(self, precision: str, gpu: Gpu) -> PrecisionSupport | None:
         """How this engine runs the precision on this GPU; None when it cannot."""
-        for row in self.precisions:
-            if row.precision != precision:
-                continue
-            if gpu.vendor == "amd":
-                return row if row.amd else None
-            if gpu.vendor == "nvidia" and row.min_compute_capability is not None and (gpu.compute_capability or 0) >= row.min_compute_capability:
-                return row
-        return None
+        row = next((r for r in self.precisions if r.precision == precision), None)
+        return row if row is not None and self.supports_gpu(gpu) and row.runs_on(gpu) else None
 
     def supports_kv(self, dtype: str, gpu: Gpu) -> bool:
         """True when the engine stores its KV cache in dtype on this GPU."""
         if dtype not in self.kv_dtypes:
             return False
+        if gpu.vendor == "amd":
+            return not dtype.startswith("fp8") or "fp8" in gpu.peak_tflops
         return gpu.vendor != "nvidia" or (gpu.compute_capability or 0) >= self.kv_dtypes[dtype]
 
     def __hash__(self) -> int:
