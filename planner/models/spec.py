@@ -128,7 +128,8 @@ class DenseMlp:
 class MoeMlp:
     """Mixture of experts. shared_intermediate: total width of shared experts (0 = none).
 
-    router_params: router weights and biases; extra_params: shared-expert gate and the like.
+    router_params: router weights and biases; extra_params: shared-expert gate, latent projections and the like;
+    expert_hidden: width that routed experts work in when it is not the model's.
     """
 
     experts: int
@@ -139,10 +140,11 @@ class MoeMlp:
     expert_bias: bool = False
     router_params: int = 0
     extra_params: int = 0
+    expert_hidden: int | None = None
 
     def expert_params(self, hidden: int) -> int:
         """Parameters of one routed expert."""
-        return DenseMlp(self.expert_intermediate, self.gated, self.expert_bias).params(hidden)
+        return DenseMlp(self.expert_intermediate, self.gated, self.expert_bias).params(self.expert_hidden or hidden)
 
     def shared_params(self, hidden: int) -> int:
         """Parameters of the shared experts."""

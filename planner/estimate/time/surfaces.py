@@ -1,0 +1,146 @@
+"""Measured efficiency of kernels by shape: roofline time / measured time, on log-spaced grids, one file per GPU.
+
+Data: hardware_catalog/kernels/<surface>.csv with axes.yaml, borrow.yaml and fit_error.yaml (held-back error of each surface),
+made by scripts/fit_kernels.py from aiconfigurator-core 0.12.0 (Apache-2.0). A GPU without a file borrows the surface of the
+nearest relative (borrow.yaml); its own peak and bandwidth set the roofline, so only the shape of the curve is borrowed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from planner.errors import CatalogError
+from planner.hardware.records import Gpu
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+
+
+def read_data(package: str, name: str) -> Any:
+    """A YAML data file of a package, loaded safely."""
+    import yaml
+
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    return yaml.load(files(package).joinpath(name).read_text("utf-8"), loader)  # noqa: S506 (safe loader)
+
+
+@cache
+def axes() -> dict[str, list[FloatArray]]:
+    """Log2 of the grid of each kernel, by axis."""
+    raw = read_data("hardware_catalog.kernels", "axes.yaml")
+    return {kernel: [np.log2(np.array(a, dtype=float)) for a in axis.values()] for kernel, axis in raw.items()}
+
+
+@cache
+def _tables(surface: str) -> dict[tuple[str, str], FloatArray]:
+    """Log2 efficiency of one file by (kernel, dtype)."""
+    text = files("hardware_catalog.kernels").joinpath(f"{surface}.csv").read_text("utf-8")
+    lines: dict[tuple[str, str], list[str]] = {}
+    for line in text.splitlines():
+        if line and not line.startswith("#"):
+            kernel, dtype, rest = line.split(",", 2)
+            lines.setdefault((kernel, dtype), []).append(rest.split(",", len(axes()[kernel]) - 1)[-1])
+    found = {}
+    for (kernel, dtype), rows in lines.items():
+        shape = [len(a) for a in axes()[kernel]]
+        values = np.array(",".join(rows).split(","), dtype=float)
+        if values.size != np.prod(shape):
+            raise CatalogError(
+                f"kernels/{surface}.csv: {kernel} {dtype} has {values.size} values",
+                f"the grid of axes.yaml needs {np.prod(shape)}",
+            )
+        found[kernel, dtype] = np.log2(values.reshape(shape))
+    return found
+
+
+@dataclass(frozen=True)
+class SurfaceChoice:
+    """Which measured surface stands for a GPU. borrowed: measured on another GPU."""
+
+    surface: str
+    borrowed: bool
+
+
+@cache
+def surface_of(gpu: Gpu) -> SurfaceChoice:
+    """The surface of a GPU: its own, or the one of the nearest relative by architecture (borrow.yaml)."""
+    table = read_data("hardware_catalog.kernels", "borrow.yaml")
+    if gpu.name in table["measured"]:
+        return SurfaceChoice(table["measured"][gpu.name], False)
+    return SurfaceChoice(table["by_architecture"].get(gpu.architecture, table["otherwise"]), True)
+
+
+def table_of(surface: str, kernel: str, dtype: str) -> FloatArray:
+    """Log2 efficiency on the grid of `kernel`; a dtype the GPU was not measured in takes the nearest measured one."""
+    found = _tables(surface)
+    order = read_dtype_order()[dtype]
+    for candidate in order:
+        if (kernel, candidate) in found:
+            return found[kernel, candidate]
+    raise CatalogError(f"kernels/{surface}.csv has no {kernel} surface for {dtype}", f"looked for {', '.join(order)}")
+
+
+@cache
+def read_dtype_order() -> dict[str, list[str]]:
+    """For each compute dtype the surfaces to look for, nearest first."""
+    order: dict[str, list[str]] = read_data("hardware_catalog.kernels", "borrow.yaml")["dtypes"]
+    return order
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Tables of one kernel for many shards: `tables` (U, ...grid) and `index` (S,) into it."""
+
+    kernel: str
+    tables: FloatArray
+    index: IntArray
+
+    @classmethod
+    def build(cls, kernel: str, keys: list[tuple[str, str]]) -> Stack:
+        """Stack the tables of (surface, dtype) keys, one key per shard."""
+        unique = {key: i for i, key in enumerate(dict.fromkeys(keys))}
+        tables = np.stack([table_of(surface, kernel, dtype) for surface, dtype in unique])
+        return cls(kernel, tables, np.array([unique[k] for k in keys], dtype=np.int64))
+
+    def efficiency(self, *shape: npt.ArrayLike) -> FloatArray:
+        """Efficiency (S, G) at a shape per axis: row axes (S,), last axis (S, G) or (G,). Clamped at the edges of the grid.
+
+        Interpolates log2(efficiency) linearly in log2 of every axis.
+        """
+        grid = axes()[self.kernel]
+        positions = [
+            np.interp(np.log2(np.maximum(np.asarray(x, dtype=float), 1e-9)), a, np.arange(len(a)))
+            for x, a in zip(shape, grid, strict=True)
+        ]
+        rows = np.zeros((1, 1))
+        count = len(grid) - 1
+        lows = [np.minimum(p.astype(np.int64), len(a) - 2) for p, a in zip(positions, grid, strict=True)]
+        fractions = [p - low for p, low in zip(positions, lows, strict=True)]
+        if all(p.ndim <= 1 for p in positions[:-1]):  # row axes fixed per shard: gather whole lines once
+            for corner in range(2**count):
+                bits = [(corner >> d) & 1 for d in range(count)]
+                where = tuple(lows[d] + bits[d] for d in range(count))
+                weight = np.ones(self.index.shape)
+                for d in range(count):
+                    weight = weight * (fractions[d] if bits[d] else 1 - fractions[d])
+                rows = rows + weight[:, None] * self.tables[(self.index, *where)]
+            last, fraction = np.broadcast_to(lows[-1], (len(self.index), lows[-1].shape[-1])), fractions[-1]
+            low = np.take_along_axis(rows, last, axis=1)
+            high = np.take_along_axis(rows, last + 1, axis=1)
+            return np.asarray(np.exp2(low + fraction * (high - low)))
+        total = np.zeros(np.broadcast_shapes(*(p.shape for p in positions), (len(self.index), 1)))
+        for corner in range(2 ** len(grid)):
+            weight_all: Any = 1.0
+            where_all = []
+            for d in range(len(grid)):
+                bit = (corner >> d) & 1
+                weight_all = weight_all * (fractions[d] if bit else 1 - fractions[d])
+                where_all.append(lows[d] + bit)
+            total = total + weight_all * self.tables[(self.index[:, None], *where_all)]
+        return np.asarray(np.exp2(total))

@@ -1,0 +1,252 @@
+"""Make hardware_catalog/kernels/*.csv from the measured kernel latencies of the PyPI package aiconfigurator-core.
+
+Run:  pip install pyarrow numpy pyyaml aiconfigurator-core==0.12.0
+      python scripts/fit_kernels.py [--package DIR] [--out hardware_catalog/kernels]
+
+A surface holds roofline time / measured time at the grid points of index.yaml. Where several frameworks measured the same
+kernel the geometric mean of their best kernels is taken. Every measured point that is not on the grid is held back, and the
+error of the interpolated surface on those points is written into index.yaml.
+"""
+
+from __future__ import annotations
+
+import argparse
+import glob
+import math
+import os
+from collections import defaultdict
+
+import numpy as np
+import pyarrow.parquet as pq
+import yaml
+
+SYSTEMS = {  # folder of the package -> surface name
+    "a100_sxm": "a100",
+    "h100_sxm": "h100",
+    "h200_sxm": "h200",
+    "b200_sxm": "b200",
+    "b300_sxm": "b300",
+    "gb200": "gb200",
+    "l40s": "l40s",
+    "rtx_pro_6000_server": "rtx-pro-6000",
+}
+GEMM_DTYPES = {"bfloat16": "bf16", "fp8": "fp8", "fp8_block": "fp8_block", "nvfp4": "fp4"}
+MOE_DTYPES = {
+    "bfloat16": "bf16",
+    "fp8": "fp8",
+    "fp8_block": "fp8_block",
+    "nvfp4": "fp4",
+    "w4a16_mxfp4": "mxfp4",
+    "int4_wo": "int4",
+}
+AXES = {
+    "gemm": {"n": [256, 512, 1024, 2048, 4096, 8192, 16384, 65536], "k": [256, 512, 1024, 2048, 4096, 8192, 16384],
+             "m": [1, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192]},
+    "decode_attention": {"sequences_x_kv_heads": [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048],
+                         "context": [128, 512, 1024, 2048, 4096, 8192, 16384, 32768]},
+    "prefill_attention": {"sequences_x_heads": [4, 8, 16, 32, 64, 128, 256], "tokens": [128, 256, 512, 1024, 2048, 4096, 8192, 16384]},
+    "moe": {"touched_mb": [8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096], "tokens_per_expert": [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048]},
+}  # fmt: skip
+BYTES = {"bf16": 2.0, "fp8": 1.0, "fp8_block": 1.0, "fp4": 0.5625, "mxfp4": 0.53125, "int4": 0.5625}
+ACTIVATION_BYTES = {"bf16": 2.0, "fp8": 1.0, "fp8_block": 1.0, "fp4": 0.5625, "mxfp4": 2.0, "int4": 2.0}
+PEAK_KEY = {"bf16": "bf16", "fp8": "fp8", "fp8_block": "fp8", "fp4": "fp4", "mxfp4": "bf16", "int4": "bf16"}
+
+
+def peaks(package: str, system: str) -> dict[str, float]:
+    with open(f"{package}/systems/{system}.yaml") as handle:
+        gpu = yaml.safe_load(handle)["gpu"]
+    found = {"bf16": gpu["bfloat16_tc_flops"], "bandwidth": gpu["mem_bw"]}
+    for key, field in (("fp8", "fp8_tc_flops"), ("fp4", "fp4_tc_flops")):
+        if gpu.get(field):
+            found[key] = gpu[field]
+    return found
+
+
+def tables(package: str, system: str, folder: str, file: str) -> list[tuple[str, dict]]:
+    """Newest table of each framework."""
+    newest: dict[str, str] = {}
+    for path in sorted(glob.glob(f"{package}/systems/data/{system}/{folder}/*/*/{file}")):
+        newest[path.split("/")[-3]] = path
+    found = []
+    for path in newest.values():
+        table = pq.read_table(path)
+        columns = table.to_pydict()
+        columns.setdefault("window_size", [0] * table.num_rows)
+        found.append((path, columns))
+    return found
+
+
+def gemm_points(package: str, system: str, peak: dict[str, float]) -> dict:
+    best: dict = defaultdict(dict)
+    for path, d in tables(package, system, "gemm", "gemm_perf.parquet"):
+        for dt, m, n, k, ms in zip(d["gemm_dtype"], d["m"], d["n"], d["k"], d["latency"], strict=True):
+            if dt in GEMM_DTYPES and ms > 0:
+                key = (GEMM_DTYPES[dt], n, k, m)
+                best[key][path] = min(best[key].get(path, 1e9), ms * 1e-3)
+    found = {}
+    for (dt, n, k, m), times in best.items():
+        w, a = BYTES[dt], ACTIVATION_BYTES[dt]
+        roof = max(2 * m * n * k / peak[PEAK_KEY[dt]], (w * n * k + a * m * k + 2 * m * n) / peak["bandwidth"])
+        found.setdefault(dt, {})[n, k, m] = roof / geometric_mean(times.values())
+    return found
+
+
+def decode_points(package: str, system: str, peak: dict[str, float]) -> dict:
+    best: dict = defaultdict(lambda: defaultdict(list))
+    for path, d in tables(package, system, "attention", "generation_attention_perf.parquet"):
+        for b, h, kv, hd, dt, step, win, ms in zip(d["batch_size"], d["num_heads"], d["num_key_value_heads"], d["head_dim"],
+                                                   d["kv_cache_dtype"], d["step"], d["window_size"], d["latency"], strict=True):  # fmt: skip
+            kv = h if kv == 0 else kv
+            if win == 0 and hd == 128 and dt in GEMM_DTYPES and h // kv <= 16 and ms > 0:
+                best[GEMM_DTYPES[dt], b * kv, step + 1][path].append(ms * 1e-3)
+    found: dict = {}
+    for (dt, work, ctx), by_path in best.items():
+        roof = 2 * 128 * BYTES[dt] * work * ctx / peak["bandwidth"]
+        found.setdefault(dt, {})[work, ctx] = roof / geometric_mean([np.median(v) for v in by_path.values()])
+    return found
+
+
+def prefill_points(package: str, system: str, peak: dict[str, float]) -> dict:
+    best: dict = defaultdict(lambda: defaultdict(list))
+    for path, d in tables(package, system, "attention", "context_attention_perf.parquet"):
+        for b, s, h, kv, hd, dt, win, ms in zip(d["batch_size"], d["isl"], d["num_heads"], d["num_key_value_heads"], d["head_dim"],
+                                                d["kv_cache_dtype"], d["window_size"], d["latency"], strict=True):  # fmt: skip
+            if win == 0 and hd == 128 and dt == "bfloat16" and (kv == 0 or h // kv in (4, 8, 16)) and ms > 0:
+                best["bf16", b * h, s][path].append(ms * 1e-3)
+    found: dict = {}
+    for (dt, work, s), by_path in best.items():
+        roof = 2 * 128 * work * float(s) * s / peak["bf16"]
+        found.setdefault(dt, {})[work, s] = roof / geometric_mean([np.median(v) for v in by_path.values()])
+    return found
+
+
+def moe_points(package: str, system: str, peak: dict[str, float]) -> dict:
+    """Both axes are folded out of six: weight bytes of the experts touched, and tokens on each of them."""
+    best: dict = defaultdict(lambda: defaultdict(list))
+    for path, d in tables(package, system, "moe", "moe_perf.parquet"):
+        for dt, m, h, inter, top, experts, tp, ep, dist, ms in zip(
+            d["moe_dtype"], d["num_tokens"], d["hidden_size"], d["inter_size"], d["topk"], d["num_experts"], d["moe_tp_size"],
+            d["moe_ep_size"], d["distribution"], d["latency"], strict=True):  # fmt: skip
+            name = MOE_DTYPES.get(dt)
+            if (
+                name is None
+                or PEAK_KEY[name] not in peak
+                or not dist.startswith("balanced")
+                or ms <= 0
+                or inter // tp < 64
+            ):
+                continue
+            local = max(1, experts // ep)
+            touched = local * (1 - (1 - top / experts) ** m)
+            pairs = m * top * local / experts
+            width = inter / tp
+            weight = 3 * h * width * BYTES[name] * touched
+            acts = pairs * ((h + width) * ACTIVATION_BYTES[name] + (2 * width + h) * 2)
+            roof = max(6 * pairs * h * width / peak[PEAK_KEY[name]], (weight + acts) / peak["bandwidth"])
+            cell = (
+                nearest(AXES["moe"]["touched_mb"], weight / 1e6),
+                nearest(AXES["moe"]["tokens_per_expert"], pairs / touched),
+            )
+            best[name, *cell][path].append(roof / (ms * 1e-3))
+    found: dict = {}
+    for (dt, mb, per), by_path in best.items():
+        found.setdefault(dt, {})[mb, per] = geometric_mean([float(np.median(v)) for v in by_path.values()])
+    return found
+
+
+def nearest(axis: list[int], value: float) -> int:
+    return min(axis, key=lambda x: abs(math.log(x) - math.log(max(value, 1e-9))))
+
+
+def geometric_mean(values) -> float:
+    return math.exp(float(np.mean([math.log(v) for v in values])))
+
+
+def fill(points: dict, axes: list[list[int]]) -> np.ndarray:
+    """Efficiencies on the grid; what was not measured is taken from the nearest measured point in log distance."""
+    keys = np.log2(np.array(list(points), float))
+    values = np.array(list(points.values()))
+    grid = np.empty([len(a) for a in axes])
+    for index in np.ndindex(*grid.shape):
+        at = tuple(axes[d][i] for d, i in enumerate(index))
+        grid[index] = points.get(at) or values[np.argmin(((keys - np.log2(np.array(at, float))) ** 2).sum(axis=1))]
+    return grid
+
+
+def error(points: dict, grid: np.ndarray, axes: list[list[int]]) -> tuple[int, float, float]:
+    """Points off the grid but inside its range: count, median and 90th percentile of |t_fit / t_measured - 1|."""
+    logs, off = np.log2(grid), []
+    for at, value in points.items():
+        inside = all(a[0] <= x <= a[-1] for x, a in zip(at, axes, strict=True))
+        if inside and any(x not in a for x, a in zip(at, axes, strict=True)):
+            off.append((at, value))
+    if not off:
+        return 0, 0.0, 0.0
+    errors = [abs(value / 2 ** interpolate(logs, axes, at) - 1) for at, value in off]
+    return len(off), float(np.median(errors)), float(np.percentile(errors, 90))
+
+
+def interpolate(logs: np.ndarray, axes: list[list[int]], at: tuple[float, ...]) -> float:
+    for axis, x in zip(axes, at, strict=True):
+        lg = np.log2(axis)
+        pos = np.interp(math.log2(x), lg, np.arange(len(axis)))
+        i = min(int(pos), len(axis) - 2)
+        logs = logs[i] * (1 - (pos - i)) + logs[i + 1] * (pos - i)
+    return float(logs)
+
+
+def write(path: str, surfaces: list[tuple[str, str, np.ndarray, list[list[int]]]]) -> None:
+    with open(path, "w") as out:
+        out.write(
+            "# kernel,dtype,row axes...,then roofline time / measured time along the last axis; axes in index.yaml\n"
+        )
+        for kernel, dtype, grid, axes in surfaces:
+            for index in np.ndindex(*grid.shape[:-1]):
+                head = [kernel, dtype, *(str(axes[d][i]) for d, i in enumerate(index))]
+                out.write(",".join(head + [f"{v:.2g}" for v in grid[index]]) + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--package", default=None, help="folder of aiconfigurator_core (default: the installed one)")
+    parser.add_argument("--out", default="hardware_catalog/kernels")
+    args = parser.parse_args()
+    if args.package is None:
+        import aiconfigurator_core
+
+        args.package = os.path.dirname(aiconfigurator_core.__file__)
+    makers = {
+        "gemm": gemm_points,
+        "decode_attention": decode_points,
+        "prefill_attention": prefill_points,
+        "moe": moe_points,
+    }
+    errors: dict = {}
+    for system, name in SYSTEMS.items():
+        peak, found = peaks(args.package, system), []
+        for kernel, make in makers.items():
+            axes = list(AXES[kernel].values())
+            for dtype, points in make(args.package, system, peak).items():
+                grid = fill(points, axes)
+                found.append((kernel, dtype, grid, axes))
+                count, median, p90 = error(points, grid, axes)
+                errors.setdefault(name, {})[f"{kernel} {dtype}"] = [len(points), count, round(median, 3), round(p90, 3)]
+                print(
+                    f"{name:14} {kernel:18} {dtype:10} points {len(points):6} held back {count:6} median {median:.3f} p90 {p90:.3f}",
+                    flush=True,
+                )
+        write(f"{args.out}/{name}.csv", found)
+    with open(f"{args.out}/fit_error.yaml", "w") as out:
+        out.write(
+            "# Made by scripts/fit_kernels.py: [points measured, points held back, median, 90th percentile of |fitted/measured time - 1|].\n"
+        )
+        yaml.safe_dump(errors, out, sort_keys=True)
+    with open(f"{args.out}/axes.yaml", "w") as out:
+        out.write(
+            "# Made by scripts/fit_kernels.py: grid of each surface; the last axis runs along a line of the CSV files.\n"
+        )
+        yaml.safe_dump(AXES, out, sort_keys=False)
+
+
+if __name__ == "__main__":
+    main()
