@@ -7,9 +7,9 @@ others standing; a broken file in one's own folder is a CatalogError.
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,6 +37,7 @@ __all__ = [
     "price_age_days",
 ]
 
+_LAYOUT = ("links.yaml", "gpus.yaml", "instances/<provider>.csv", "prices/<provider>.csv", "quotas.csv")
 STALE_AFTER_DAYS = 14
 """A plan warns when its newest price is older than this; H100 list prices moved by 40% within six months of 2026."""
 
@@ -65,15 +66,16 @@ class _Layers:
         )
 
 
-def load_catalog(extra_dirs: Sequence[str | Path] = ()) -> Catalog:
+def load_catalog(extra_dirs: Sequence[str | Path] = (), *, strict: bool = True) -> Catalog:
     """The packaged catalog overridden by `extra_dirs` in order (same layout, any part of it).
 
     Keys: GPU name, link name, (provider, instance), (provider, instance, region, tier). Errors: CatalogError for a
-    folder that does not exist, holds no catalog file, or holds a broken one.
+    folder that does not exist, holds no catalog file, or holds a broken one; with strict=False a broken file becomes a
+    line of Catalog.problems instead.
     """
     layers = _packaged().copy()
     for folder in extra_dirs:
-        _read_folder(Path(folder).expanduser(), str(folder), layers, strict=True)
+        _read_folder(_Folder(Path(folder).expanduser(), str(folder), own=True), layers, strict)
     return _assemble(layers)
 
 
@@ -86,25 +88,39 @@ def price_age_days(catalog: Catalog, today: dt.date) -> int | None:
 @cache
 def _packaged() -> _Layers:
     layers = _Layers()
-    _read_folder(files("hardware_catalog"), "hardware_catalog", layers, strict=False)
+    _read_folder(_Folder(files("hardware_catalog"), "hardware_catalog", own=False), layers, strict=False)
     return layers
 
 
-def _read_folder(folder: Traversable, label: str, layers: _Layers, *, strict: bool) -> None:
+@dataclass(frozen=True)
+class _Folder:
+    """A catalog folder; own = it belongs to the user, whose files are named in full and may hold no stray ones."""
+
+    path: Traversable
+    label: str
+    own: bool
+
+    def file(self, *parts: str) -> CatalogFile:
+        return CatalogFile(self.path.joinpath(*parts), "/".join((self.label, *parts)) if self.own else "/".join(parts))
+
+    def names(self, *parts: str) -> list[str]:
+        """Sorted data files of a sub-folder; [] when there is no such folder."""
+        where = self.path.joinpath(*parts) if parts else self.path
+        found = sorted(entry.name for entry in where.iterdir()) if where.is_dir() else []
+        return [name for name in found if name.endswith((".csv", ".yaml", ".yml"))]
+
+
+def _read_folder(folder: _Folder, layers: _Layers, strict: bool) -> None:
     """Read one folder into `layers`. strict: raise the first fault; else note one problem a file and go on."""
+    layout = "Its layout is in hardware_catalog/SCHEMA.md."
     try:
-        if not folder.is_dir():
-            raise CatalogError(
-                f"{label} is not a folder", "a catalog is a folder", "Its layout is in hardware_catalog/SCHEMA.md."
-            )
-        steps = list(_steps(folder, label, layers, strict))
+        if not folder.path.is_dir():
+            raise CatalogError(f"{folder.label} is not a folder", "a catalog is a folder", layout)
+        steps = _steps(folder, layers)
     except OSError as error:
-        raise CatalogError(f"{label} cannot be read", str(error.strerror or error)) from None
-    if strict and not steps:
-        known = "gpus.yaml, links.yaml, instances/*.csv, prices/*.csv, quotas.csv"
-        raise CatalogError(
-            f"{label} holds no catalog file", f"looked for {known}", "Its layout is in hardware_catalog/SCHEMA.md."
-        )
+        raise CatalogError(f"{folder.label} cannot be read", str(error.strerror or error)) from None
+    if folder.own and not steps:
+        raise CatalogError(f"{folder.label} holds no catalog file", f"looked for {', '.join(_LAYOUT)}", layout)
     for step in steps:
         try:
             step()
@@ -112,40 +128,64 @@ def _read_folder(folder: Traversable, label: str, layers: _Layers, *, strict: bo
             if strict:
                 raise
             layers.problems.append(str(error))
-    layers.sources.append(label)
+    layers.sources.append(folder.label)
 
 
-def _steps(folder: Traversable, label: str, layers: _Layers, strict: bool) -> Iterator[Callable[[], None]]:
-    """One reader per file, in the order of dependence: links, GPUs, instances, prices, quotas."""
+def _steps(folder: _Folder, layers: _Layers) -> list[Callable[[], None]]:
+    """One reader a file, in the order of dependence: links, GPUs, instances, prices, quotas."""
+    tops = folder.names()
+    if stray := [name for name in tops if name not in _LAYOUT]:
+        raise folder.file(stray[0]).fail("", f"not a catalog file (known: {', '.join(_LAYOUT)})")
+    readers = (("links.yaml", _read_links), ("gpus.yaml", _read_gpus))
+    steps = [partial(read, folder.file(name), layers) for name, read in readers if name in tops]
+    steps += [partial(_read_instances, folder.file("instances", n), n, layers) for n in folder.names("instances")]
+    steps += [partial(_read_prices, folder, n, layers) for n in folder.names("prices")]
+    if "quotas.csv" in tops:
+        steps.append(partial(_read_quotas, folder.file("quotas.csv"), layers))
+    return list(steps)
 
-    def file(*parts: str) -> CatalogFile:
-        return CatalogFile(folder.joinpath(*parts), "/".join((label, *parts)) if strict else "/".join(parts))
 
-    def links() -> None:
-        new = parse_links(file("links.yaml"), layers.links)
-        layers.links.update(new)
-        _relink(layers, new)
+def _read_links(file: CatalogFile, layers: _Layers) -> None:
+    """Take new links in, and point earlier links and instances at those that they override."""
+    new = parse_links(file, layers.links)
+    layers.links.update(new)
+    for name, link in layers.links.items():
+        if link.beyond and link.beyond is not layers.links[link.beyond.name]:
+            new[name] = layers.links[name] = replace(link, beyond=layers.links[link.beyond.name])
+    for key, one in layers.instances.items():
+        if one.link.name in new or (one.fabric and one.fabric.name in new):
+            fabric = layers.links[one.fabric.name] if one.fabric else None
+            layers.instances[key] = replace(one, link=layers.links[one.link.name], fabric=fabric)
 
-    def gpus() -> None:
-        new = parse_gpus(file("gpus.yaml"), layers.links)
-        layers.gpus.update(new)
-        _regpu(layers, new)
 
-    def quotas() -> None:
-        layers.quotas.extend(parse_quotas(file("quotas.csv"), layers.instances))
+def _read_gpus(file: CatalogFile, layers: _Layers) -> None:
+    """Take new GPUs in, and point earlier instances at those that they override."""
+    new = parse_gpus(file, layers.links)
+    layers.gpus.update(new)
+    for key, one in layers.instances.items():
+        if one.gpu.name in new:
+            layers.instances[key] = replace(one, gpu=new[one.gpu.name])
 
-    if folder.joinpath("links.yaml").is_file():
-        yield links
-    if folder.joinpath("gpus.yaml").is_file():
-        yield gpus
-    for part, read in (("instances", _read_instances), ("prices", _read_prices)):
-        where = folder.joinpath(part)
-        if where.is_dir():
-            for name in sorted(entry.name for entry in where.iterdir()):
-                if name.endswith((".csv", ".yaml", ".yml")):
-                    yield lambda read=read, name=name, part=part: read(file(part, name), name, layers, strict)  # type: ignore[misc]
-    if folder.joinpath("quotas.csv").is_file():
-        yield quotas
+
+def _read_instances(file: CatalogFile, name: str, layers: _Layers) -> None:
+    layers.instances.update(parse_instances(file, _provider(file, name), layers.gpus, layers.links))
+
+
+def _read_prices(folder: _Folder, name: str, layers: _Layers) -> None:
+    file = folder.file("prices", name)
+    provider = _provider(file, name)
+    if any(problem.startswith(folder.file("instances", name).label) for problem in layers.problems):
+        return  # the machines could not be read: one problem is enough
+    new = parse_prices(file, provider, layers.instances)
+    tomorrow = dt.date.today() + dt.timedelta(days=1)
+    late = next((key for key, price in new.items() if price.observed_on > tomorrow), None)
+    if folder.own and late:
+        raise file.fail(late[1], f"observed_on {new[late].observed_on} is in the future")
+    layers.prices.update(new)
+
+
+def _read_quotas(file: CatalogFile, layers: _Layers) -> None:
+    layers.quotas.extend(parse_quotas(file, layers.instances))
 
 
 def _provider(file: CatalogFile, name: str) -> str:
@@ -155,34 +195,6 @@ def _provider(file: CatalogFile, name: str) -> str:
     if not NAME.match(provider) or provider == "owned":
         raise file.fail("", "the file's name is the provider: lower-case letters, digits, '-' and '_', and not 'owned'")
     return provider
-
-
-def _read_instances(file: CatalogFile, name: str, layers: _Layers, strict: bool) -> None:
-    layers.instances.update(parse_instances(file, _provider(file, name), layers.gpus, layers.links))
-
-
-def _read_prices(file: CatalogFile, name: str, layers: _Layers, strict: bool) -> None:
-    new = parse_prices(file, _provider(file, name), layers.instances)
-    tomorrow = dt.date.today() + dt.timedelta(days=1)
-    late = next((key for key, price in new.items() if price.observed_on > tomorrow), None)
-    if strict and late:
-        raise file.fail(late[1], f"observed_on {new[late].observed_on} is in the future")
-    layers.prices.update(new)
-
-
-def _relink(layers: _Layers, new: dict[str, Link]) -> None:
-    """Point earlier instances at links that a later folder overrides."""
-    for key, one in layers.instances.items():
-        if one.link.name in new or (one.fabric and one.fabric.name in new):
-            fabric = new.get(one.fabric.name, one.fabric) if one.fabric else None
-            layers.instances[key] = replace(one, link=new.get(one.link.name, one.link), fabric=fabric)
-
-
-def _regpu(layers: _Layers, new: dict[str, Gpu]) -> None:
-    """Point earlier instances at GPUs that a later folder overrides."""
-    for key, one in layers.instances.items():
-        if one.gpu.name in new:
-            layers.instances[key] = replace(one, gpu=new[one.gpu.name])
 
 
 def _assemble(layers: _Layers) -> Catalog:

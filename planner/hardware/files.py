@@ -1,4 +1,4 @@
-"""Reading catalog files safely: size, encoding, YAML without aliases, CSV with a checked header. Errors are one line each."""
+"""Reading catalog files safely: size, encoding, YAML without aliases, CSV with a checked header. One-line errors."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class CatalogFile:
 
 
 def read_mapping(file: CatalogFile) -> dict[str, dict[str, Any]]:
-    """A YAML file {name: {field: value}}. Aliases, tags, repeated keys and anything that is not such a mapping are refused."""
+    """A YAML file {name: {field: value}}; aliases, tags, repeated keys and any other shape are refused."""
     import yaml
 
     text = file.text()
@@ -101,7 +101,7 @@ def _loader() -> Any:
 def read_rows(
     file: CatalogFile, required: Sequence[str], optional: Sequence[str]
 ) -> Iterator[tuple[int, dict[str, str]]]:
-    """Rows of a CSV file as (line number, {column: text}); '#' starts a comment line. The header must name known columns."""
+    """Rows of a CSV file as (line number, {column: text}); '#' starts a comment line, the header names the columns."""
     lines = [
         (n, line) for n, line in enumerate(file.text().splitlines(), 1) if line.strip() and not line.startswith("#")
     ]

@@ -35,8 +35,8 @@ def owned_offers(text: str, fabric_gbps: float | None, catalog: Catalog) -> tupl
     """Offers for one's own machines: tier 'owned', 0 USD/h, quota = how many there are.
 
     text: items separated by commas, each [MACHINESx][GPUSx]GPU with an optional '+nvlink' for cards joined by a bridge.
-    Without it the link is the GPU's default. fabric_gbps: Gbit/s of one machine towards the others; RDMA is assumed from
-    200 Gbit/s, TCP below; without it a replica cannot span machines (owned_notes says so). vCPUs and RAM are unknown.
+    Without it the link is the GPU's default. fabric_gbps: Gbit/s of one machine towards the others; RDMA is assumed
+    from 200 Gbit/s, TCP below; without it a replica cannot span machines (owned_notes says so). vCPUs and RAM are unknown.
     Errors: UnknownNameError for the GPU, InvalidValueError for counts, fabric, or more GPUs than the link joins.
     """
     if fabric_gbps is not None and (not math.isfinite(fabric_gbps) or not 0 < fabric_gbps <= 1e6):
@@ -55,9 +55,8 @@ def owned_notes(text: str, fabric_gbps: float | None, catalog: Catalog) -> tuple
     machines = _machines(text, catalog)
     for m in machines:
         if m.per_machine > 1:
-            notes.append(
-                f"{m.name}: GPUs of a machine reach each other over {m.link.name} ({m.link.bandwidth_gb_per_s:g} GB/s each way)."
-            )
+            rate = f"{m.link.bandwidth_gb_per_s:g} GB/s each way"
+            notes.append(f"{m.name}: GPUs of a machine reach each other over {m.link.name} ({rate}).")
         if m.machines > 1 and fabric_gbps is None:
             notes.append(
                 f"{m.machines} machines of {m.name}: no --fabric-gbps was given, so no replica spans machines."

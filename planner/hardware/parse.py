@@ -69,7 +69,7 @@ class Row:
         if not math.isfinite(number) or number < 0 or (number == 0 and not zero):
             raise self.fail(
                 field,
-                f"must be a finite number {'of 0 or more' if zero else 'above 0'}, not {value!r:.60} (unknown is left empty)",
+                f"must be a finite number {'from 0' if zero else 'above 0'}, not {value!r:.60} (unknown is left empty)",
             )
         return number
 
@@ -146,8 +146,8 @@ def parse_links(file: CatalogFile, below: Mapping[str, Link]) -> dict[str, Link]
 
 
 _GPU_FIELDS = (
-    "vendor", "architecture", "compute_capability", "memory_gb", "usable_gib", "bandwidth_gb_per_s", "pcie_gen", "tdp_w",
-    "peak_tflops", "default_link", "bridge_link", "aliases", "unverified", "source", "caveat",
+    "vendor", "architecture", "compute_capability", "memory_gb", "usable_gib", "bandwidth_gb_per_s", "pcie_gen",
+    "tdp_w", "peak_tflops", "default_link", "bridge_link", "aliases", "unverified", "source", "caveat",
 )  # fmt: skip
 
 
@@ -285,7 +285,7 @@ def parse_date(row: Row, field: str) -> dt.date:
 def parse_quotas(
     file: CatalogFile, instances: Mapping[tuple[str, str], Instance]
 ) -> list[tuple[str, str, str, str, int]]:
-    """quotas.csv: (provider, instance, region, tier, most machines); an empty instance, region or tier means all of them."""
+    """quotas.csv: (provider, instance, region, tier, most machines); an empty instance, region or tier means all."""
     found = []
     providers = {owner: owner for owner, _ in instances}
     for line, data in read_rows(file, ("provider", "max_machines"), ("instance", "region", "tier")):

@@ -9,7 +9,18 @@ import datetime as dt
 from dataclasses import dataclass, field
 from typing import Literal
 
-LinkKind = Literal["none", "nvswitch", "nvlink-mesh", "nvlink-bridge", "xgmi-mesh", "pcie-p2p", "pcie-host", "ici", "fabric-rdma", "fabric-tcp"]
+LinkKind = Literal[
+    "none",
+    "nvswitch",
+    "nvlink-mesh",
+    "nvlink-bridge",
+    "xgmi-mesh",
+    "pcie-p2p",
+    "pcie-host",
+    "ici",
+    "fabric-rdma",
+    "fabric-tcp",
+]
 Tier = Literal["on_demand", "spot", "reserved", "owned"]
 
 
@@ -19,7 +30,7 @@ class Gpu:
 
     peak_tflops: dense rates with fp32 accumulate, by compute dtype (fp32, tf32, fp16, bf16, fp8, int8, fp4);
     a dtype that is absent has no tensor hardware. memory_gb is the label, usable_gib what an engine finds.
-    default_link: name of the link between several of these in one machine; bridge_link: with the optional NVLink bridge.
+    default_link: name of the link between several of these in one machine; bridge_link: with an NVLink bridge added.
     unverified: fields whose value no restatable source confirms ('p2p' = peer access over PCIe).
     """
 
@@ -49,7 +60,7 @@ class Link:
     """How GPUs reach each other. bandwidth is per GPU and direction; latency_us is one hop of a small message.
 
     measured_busbw_gb_per_s: bus bandwidth of a large all-reduce where it was measured, else None.
-    per_peer_gb_per_s: most that two GPUs get between them (a mesh splits its bandwidth over the peers), None = all of it.
+    per_peer_gb_per_s: most that two GPUs get between them (a mesh splits its bandwidth), None = all of it.
     beyond: link to the other GPUs of the machine when it holds more than max_gpus (NVLink bridges), None = unreachable.
     """
 
