@@ -130,10 +130,8 @@ def check_pins(model: ModelSpec, request: ServeRequest) -> None:
 
 def find_offers(request: ServeRequest, catalog: Catalog) -> tuple[Offer, ...]:
     """The machines of the request: owned ones, or the catalog's through the filter."""
-    from planner.hardware.catalog import matching_offers, owned_offers
+    from planner.hardware.filters import matching_offers
 
-    if request.hardware.owned is not None:
-        return owned_offers(request.hardware.owned, request.hardware.fabric_gbps, catalog)
     return matching_offers(catalog, request.hardware)
 
 

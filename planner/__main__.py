@@ -1,0 +1,5 @@
+"""python -m planner."""
+
+from planner.cli.main import main
+
+main()

@@ -1,0 +1,87 @@
+"""The command `planner`: parse, call, render. Errors become one line on stderr and an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
+from typing import Any
+
+import typer
+
+from planner.errors import EXIT_BAD_INPUT, EXIT_FAULT, PlannerError
+
+EXIT_INTERRUPTED = 130
+
+
+def build_app() -> typer.Typer:
+    """The whole command tree. Command modules import nothing heavy until they run."""
+    from planner.cli import catalog, emit, model, serve
+
+    app = typer.Typer(
+        name="planner",
+        help="Which hardware, how many, configured how: plans for serving large language models, with proof and launch files.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.command("solve")(serve.solve)
+    app.command("compare")(serve.compare)
+    app.command("estimate")(serve.estimate)
+    app.command("memory")(serve.memory)
+    app.command("emit")(emit.emit)
+    app.command("accuracy")(import_module("planner.cli.accuracy").accuracy)
+    app.add_typer(catalog.app, name="catalog")
+    app.add_typer(model.app, name="model")
+    app.callback()(_root)
+    return app
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from planner.report.console import say
+        from planner.solver.assemble import version
+
+        say(f"planner {version()}")
+        raise typer.Exit
+
+
+def _root(version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version.")) -> None:
+    """Plan before you rent."""
+
+
+def run(arguments: list[str] | None = None) -> int:
+    """Run the command and return its exit code; never raises for bad input."""
+    try:
+        result: Any = build_app()(args=arguments, standalone_mode=False)
+        return result if isinstance(result, int) else 0
+    except PlannerError as error:
+        return _fail(str(error), error.exit_code)
+    except (KeyboardInterrupt, typer.Abort):
+        return _fail("interrupted; nothing half-written is left", EXIT_INTERRUPTED)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        if hasattr(error, "format_message") and hasattr(error, "exit_code"):
+            return _fail(f"{error.format_message()} See `planner --help`.", EXIT_BAD_INPUT)
+        if os.environ.get("PLANNER_TRACEBACK"):
+            raise
+        return _fail(
+            f"a fault of planner itself: {type(error).__name__}: {error}. Set PLANNER_TRACEBACK=1 to see where, and please report it with your command.",
+            EXIT_FAULT,
+        )
+
+
+def _fail(text: str, code: int) -> int:
+    from planner.report.console import complain
+
+    complain(" ".join(text.split()))
+    return code
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    sys.exit(run())

@@ -1,0 +1,256 @@
+"""What a person sees on the console: results to stdout, complaints to stderr. Rich is loaded only for tables."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from planner.plan import Deployment, MemoryUse, Plan, Range
+from planner.units import format_duration
+
+if TYPE_CHECKING:
+    from planner.solver.compare import Choice
+    from planner.solver.single import Estimate, MemoryReport
+
+WIDTH = 110
+
+
+def say(text: str) -> None:
+    """One line to stdout."""
+    sys.stdout.write(text + "\n")
+
+
+def complain(text: str) -> None:
+    """One line to stderr."""
+    sys.stderr.write(f"planner: {text}\n")
+
+
+def say_json(value: Any) -> None:
+    """JSON to stdout."""
+    import json
+
+    say(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def wrapped(text: str, indent: str = "  ") -> str:
+    """A paragraph at the width of a console."""
+    import textwrap
+
+    return textwrap.fill(text, WIDTH, initial_indent=indent + "- ", subsequent_indent=indent + "  ", break_long_words=False)
+
+
+def machines(d: Deployment) -> str:
+    """Which machines, where."""
+    return " + ".join(
+        f"{o.count} x {o.provider} {o.instance_type} ({o.gpus_per_instance}x {o.gpu}) in {o.region}, {o.tier}"
+        if o.tier != "owned"
+        else f"{o.count} x own machine with {o.gpus_per_instance}x {o.gpu}"
+        for o in d.offers
+    )
+
+
+def configuration(d: Deployment) -> str:
+    """How it runs, in one line."""
+    axes = [f"TP {d.tensor_parallel}", f"PP {d.pipeline_parallel}"]
+    if d.expert_parallel > 1:
+        axes.append(f"EP {d.expert_parallel}")
+    if d.serve is not None and d.serve.attention_data_parallel > 1:
+        axes.append(f"attention DP {d.serve.attention_data_parallel}")
+    axes.append(f"{d.data_parallel} replica{'s' if d.data_parallel > 1 else ''}")
+    return f"{d.engine} {d.engine_version}, weights {d.precision}, KV cache {d.kv_cache_dtype}, {', '.join(axes)} ({d.gpus} GPUs in use)"
+
+
+def span(r: Range, scale: float = 1e-3) -> str:
+    """A latency with its 80% interval (r in ms)."""
+    return f"{format_duration(r.value * scale)}  ({format_duration(r.low * scale)} .. {format_duration(r.high * scale)})"
+
+
+def rate(r: Range, unit: str) -> str:
+    """A rate with its 80% interval."""
+    return f"{r.value:,.1f} {unit}  ({r.low:,.1f} .. {r.high:,.1f})"
+
+
+def predictions(p: dict[str, Range]) -> list[str]:
+    """The predictions, one line each."""
+    lines = [f"TTFT p95    {span(p['ttft_ms'])}", f"TPOT        {span(p['tpot_ms'])}", f"E2E         {span(p['e2e_ms'])}"]
+    lines.append(f"throughput  {rate(p['throughput_tokens_per_s'], 'output tokens/s at this load')}")
+    if "capacity_requests_per_s" in p:
+        lines.append(f"capacity    {rate(p['capacity_requests_per_s'], 'requests/s before the queue grows without end')}")
+    return lines
+
+
+def memory_lines(m: MemoryUse) -> list[str]:
+    """Memory of the fullest GPU, part by part."""
+    return [
+        f"weights {m.weights_gib:.2f} + KV cache {m.kv_cache_gib:.2f} + activations {m.activations_gib:.2f} + runtime {m.runtime_gib:.2f}"
+        f" = {m.total_gib:.2f} of {m.gpu_usable_gib:.2f} GiB; the cache holds {m.kv_cache_tokens:,} tokens per replica"
+    ]
+
+
+def money(d: Deployment, usd_per_hour: float, per_million: float | None) -> str:
+    """What it costs."""
+    if all(o.tier == "owned" for o in d.offers):
+        return "own machines (0 USD/h counted)"
+    tail = f", ${per_million:,.2f} per million output tokens at this load" if per_million is not None else ""
+    return f"${usd_per_hour:,.2f}/h{tail}"
+
+
+def show_plan(plan: Plan, *, json: bool, written: Sequence[Path]) -> None:
+    """The answer of solve."""
+    if json:
+        from planner.plan import plan_to_dict
+
+        say_json(plan_to_dict(plan))
+    elif plan.deployment is None:
+        _show_infeasible(plan)
+    else:
+        _show_answer(plan)
+    if written and not json:
+        say(f"Wrote {len(written)} files to {written[0].parent}/: {', '.join(p.name for p in written)}")
+
+
+def _block(title: str, lines: Sequence[str], bullets: bool = True) -> None:
+    if lines:
+        say(title)
+        for line in lines:
+            say(wrapped(line) if bullets else f"  {line}")
+
+
+def _model_line(plan: Plan) -> str:
+    m = plan.model
+    active = f", {m.params_active / 1e9:.2f}B active" if m.moe else ""
+    name = m.hf_id or m.name
+    return f"{name}: {m.params_total / 1e9:.2f}B parameters{active}, {m.layers} layers, context {m.max_context:,}"
+
+
+def _show_answer(plan: Plan) -> None:
+    d, c = plan.deployment, plan.cost
+    assert d is not None
+    assert c is not None
+    assert plan.memory is not None
+    goal = plan.request.get("goal", "cheapest")
+    proof = {"optimal": "proved optimal over the catalog", "feasible": "NOT proved optimal: the time limit came first"}[plan.status]
+    say(f"{_model_line(plan)}")
+    say(f"Goal {goal}: {proof} ({plan.solver.candidates:,} candidates, {plan.solver.wall_s:.2f} s)")
+    say("")
+    say(f"  {machines(d)}")
+    say(f"  {configuration(d)}")
+    say(f"  {money(d, c.usd_per_hour, c.usd_per_million_output_tokens)}")
+    say("")
+    _block("Predicted at the planned load (80% interval):", predictions(plan.predicted), bullets=False)
+    _block("Memory per GPU:", memory_lines(plan.memory), bullets=False)
+    _block("What holds this answer where it is:", plan.binding)
+    _block("Assumed:", plan.assumptions)
+    _block("Beware:", plan.warnings)
+    if plan.alternatives:
+        say("Alternatives:")
+        for a in plan.alternatives:
+            say(wrapped(f"{a.kind}: {machines(a.deployment)}; {a.deployment.engine} {a.deployment.precision} TP {a.deployment.tensor_parallel}: {a.why_not}"))
+
+
+def _show_infeasible(plan: Plan) -> None:
+    say(_model_line(plan))
+    say("No plan keeps all limits.")
+    assert plan.infeasible is not None
+    _block("These clash:", plan.infeasible.core)
+    changes = [
+        f"{r.limit}: from {r.current:g} to {r.needed:g} {r.unit}" if isinstance(r.current, float | int) and isinstance(r.needed, float | int) else f"{r.limit}: {r.needed}"
+        for r in plan.infeasible.relaxations
+    ]
+    if changes:
+        _block("Smallest single change that makes it feasible (any one of):", changes)
+    else:
+        say("No single limit, relaxed alone, makes it feasible.")
+    _block("Assumed:", plan.assumptions)
+
+
+def show_choices(choices: Sequence[Choice], shape: str, *, total: int) -> None:
+    """The comparison as table, json, csv or markdown."""
+    header, rows = _choice_table(choices)
+    if shape == "json":
+        say_json([asdict(c) for c in choices])
+    elif shape == "csv":
+        import csv
+
+        writer = csv.writer(sys.stdout, lineterminator="\n")
+        writer.writerows([header, *rows])
+    elif shape == "markdown":
+        say(f"| {' | '.join(header)} |")
+        say(f"|{'|'.join('---' for _ in header)}|")
+        for row in rows:
+            say(f"| {' | '.join(row)} |")
+    elif not rows:
+        say("No instance type keeps the limits. `planner solve` with the same options explains why.")
+    else:
+        _print_table(header, rows)
+        if total > len(choices):
+            say(f"{len(choices)} of {total} instance types; --top 0 shows all.")
+
+
+def _choice_table(choices: Sequence[Choice]) -> tuple[list[str], list[list[str]]]:
+    header = ["provider", "instance", "n", "GPUs", "$/h", "$/M out", "engine", "weights", "KV", "TP", "PP", "DP", "TTFT p95", "TPOT", "E2E", "tok/s", "note"]
+    rows = []
+    for c in choices:
+        d, p, million = c.deployment, c.predicted, c.cost.usd_per_million_output_tokens
+        rows.append(
+            [
+                c.provider,
+                c.instance_type,
+                str(sum(o.count for o in d.offers)),
+                f"{sum(o.count * o.gpus_per_instance for o in d.offers)}x {d.offers[0].gpu}",
+                f"{c.cost.usd_per_hour:.2f}",
+                "" if million is None else f"{million:.2f}",
+                d.engine,
+                d.precision,
+                d.kv_cache_dtype,
+                str(d.tensor_parallel),
+                str(d.pipeline_parallel),
+                str(d.data_parallel),
+                format_duration(p["ttft_ms"].value / 1e3),
+                format_duration(p["tpot_ms"].value / 1e3),
+                format_duration(p["e2e_ms"].value / 1e3),
+                f"{p['throughput_tokens_per_s'].value:.0f}",
+                c.note,
+            ]
+        )
+    if not any(row[-1] for row in rows):
+        header, rows = header[:-1], [row[:-1] for row in rows]
+    return header, rows
+
+
+def _print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Columns padded to their widest cell: readable at any width, and greppable."""
+    widths = [max(len(str(r[i])) for r in [header, *rows]) for i in range(len(header))]
+    for row in [header, *rows]:
+        say("  ".join(str(cell).ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip())
+
+
+def show_estimate(e: Estimate, *, json: bool) -> None:
+    """One configuration."""
+    if json:
+        say_json(asdict(e))
+        return
+    say(f"  {machines(e.deployment)}")
+    say(f"  {configuration(e.deployment)}")
+    say(f"  {money(e.deployment, e.cost.usd_per_hour, e.cost.usd_per_million_output_tokens)}")
+    if not e.fits:
+        say(f"DOES NOT FIT: needs {e.required_gib:.2f} GiB per GPU, {e.capacity_gib:.2f} GiB may be used. The times below assume that it did.")
+    _block("Predicted at the planned load (80% interval):", predictions(e.predicted), bullets=False)
+    _block("Memory per GPU:", memory_lines(e.memory), bullets=False)
+    _block("Assumed:", e.assumptions)
+    _block("Beware:", e.warnings)
+
+
+def show_memory(r: MemoryReport, *, json: bool) -> None:
+    """The calculator people look for."""
+    if json:
+        say_json(asdict(r))
+        return
+    say(r.title)
+    _print_table(["part", "GiB per GPU"], [[name, f"{gib:.2f}"] for name, gib in r.parts])
+    say(("FITS" if r.fits else "DOES NOT FIT") + f": {r.required_gib:.2f} GiB needed, {r.capacity_gib:.2f} GiB may be used of {r.usable_gib:.2f} GiB.")
+    for line in r.notes:
+        say(wrapped(line))

@@ -1,0 +1,170 @@
+"""From a row of the study to the records of a plan: deployment, memory, predictions with ranges, cost."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from planner.engines.records import EngineSpec
+from planner.estimate.cost.serving import usd_per_million_output_tokens
+from planner.estimate.operating_point import take
+from planner.estimate.uncertainty import interval
+from planner.hardware.records import Catalog, Offer
+from planner.models.spec import ModelSpec
+from planner.plan import Cost, Deployment, MemoryUse, ModelSummary, OfferChoice, Provenance, Range, ServeSettings
+from planner.request import ServeRequest
+from planner.solver.study import Study
+from planner.space.candidates import Candidate
+from planner.space.shard import Shard
+from planner.units import GIB
+
+
+def version() -> str:
+    """Version of the installed distribution."""
+    from importlib.metadata import PackageNotFoundError
+    from importlib.metadata import version as installed
+
+    try:
+        return installed("llm-hardware-planner")
+    except PackageNotFoundError:
+        return "0+source"
+
+
+def parts(study: Study, row: int) -> tuple[Candidate, Shard, EngineSpec, int]:
+    """Candidate, shard, engine and pair-row index of a row of the problem."""
+    candidate = study.space.candidates[int(study.placed.candidate[row])]
+    shard, engine = study.space.pairs[candidate.pair]
+    return candidate, study.space.shards[shard], study.space.engines[engine], int(study.placed.row[row])
+
+
+def offer_choice(offer: Offer, count: int) -> OfferChoice:
+    """An offer as the plan shows it."""
+    i, p = offer.instance, offer.price
+    return OfferChoice(
+        provider=i.provider,
+        instance_type=i.name,
+        region=p.region,
+        tier=p.tier,
+        count=count,
+        gpu=i.gpu.name,
+        gpus_per_instance=i.gpu_count,
+        usd_per_hour=p.usd_per_hour,
+        observed_at=p.observed_on.isoformat(),
+        source=p.source,
+        fabric=i.fabric.name if i.fabric else None,
+    )
+
+
+def deployment(study: Study, row: int, replicas: int, machines: dict[int, int]) -> Deployment:
+    """What to start, on what. machines: count by offer position."""
+    _, shard, engine, at = parts(study, row)
+    settings = study.pairs.settings
+    from planner.estimate.memory.budget import memory_share
+
+    return Deployment(
+        engine=engine.name,
+        engine_version=engine.version,
+        precision=shard.precision.name,
+        kv_cache_dtype=shard.kv_dtype.name,
+        tensor_parallel=shard.tensor_parallel,
+        pipeline_parallel=shard.pipeline_parallel,
+        data_parallel=replicas,
+        expert_parallel=shard.expert_parallel,
+        context_parallel=1,
+        gpus=replicas * shard.gpus,
+        offers=tuple(offer_choice(study.offers[o], n) for o, n in sorted(machines.items())),
+        serve=ServeSettings(
+            max_num_seqs=int(study.rows.max_num_seqs[at]),
+            max_num_batched_tokens=settings.max_num_batched_tokens,
+            max_model_len=settings.max_model_len,
+            gpu_memory_utilization=memory_share(engine),
+            attention_data_parallel=shard.attention_data_parallel,
+        ),
+    )
+
+
+def memory_use(study: Study, row: int) -> MemoryUse:
+    """Memory of the fullest GPU; the pool is what the engine gives the cache, not only what is needed."""
+    _, _, _, at = parts(study, row)
+    which = np.array([study.rows.pair[at]], dtype=np.int64)
+    m = study.pairs.memory(which, study.rows.max_num_seqs[[at]])
+
+    def gib(value: Any) -> float:
+        return round(float(np.asarray(value).reshape(-1)[0]) / GIB, 3)
+
+    runtime = np.asarray(m.runtime_bytes) + np.asarray(m.graphs_bytes)
+    total = np.asarray(m.weights_bytes) + np.asarray(m.activation_bytes) + runtime + np.asarray(m.kv_pool_bytes)
+    return MemoryUse(
+        gpu_usable_gib=gib(m.usable_bytes),
+        weights_gib=gib(m.weights_bytes),
+        kv_cache_gib=gib(m.kv_pool_bytes),
+        activations_gib=gib(m.activation_bytes),
+        runtime_gib=gib(runtime),
+        total_gib=gib(total),
+        headroom_gib=gib(np.asarray(m.usable_bytes) - total),
+        kv_cache_tokens=int(np.asarray(m.kv_pool_tokens).reshape(-1)[0]),
+    )
+
+
+def predicted(study: Study, row: int, replicas: int) -> dict[str, Range]:
+    """Predictions at the planned load, each with its 80% interval. Throughput and capacity are of all replicas."""
+    _, shard, engine, at = parts(study, row)
+    r = take(study.rows, np.array([at]))
+    out = float(r.output_tokens_per_s[0]) * replicas
+    values = {
+        "ttft_ms": float(r.ttft_p95_s[0]) * 1e3,
+        "tpot_ms": float(r.tpot_s[0]) * 1e3,
+        "e2e_ms": float(r.e2e_s[0]) * 1e3,
+        "throughput_tokens_per_s": out,
+        "tokens_per_s_per_gpu": out / (replicas * shard.gpus),
+        "capacity_requests_per_s": float(r.max_rate_per_s[0]) * replicas,
+    }
+    ranges = {}
+    for name, value in values.items():
+        low, high = interval(name, shard.gpu, engine)
+        ranges[name] = Range(round(value, 3), round(value * low, 3), round(value * high, 3))
+    return ranges
+
+
+def cost(study: Study, row: int, replicas: int, machines: dict[int, int]) -> Cost:
+    """USD per hour of all machines, and per million output tokens at the planned load."""
+    _, _, _, at = parts(study, row)
+    usd = sum(study.offers[o].price.usd_per_hour * n for o, n in machines.items())
+    per_million = usd_per_million_output_tokens(usd, float(study.rows.output_tokens_per_s[at]) * replicas)
+    return Cost(round(usd, 6), None if per_million is None else round(per_million, 4))
+
+
+def model_summary(model: ModelSpec) -> ModelSummary:
+    """The model as counted."""
+    return ModelSummary(
+        model.name,
+        model.hf_id,
+        model.params_total,
+        model.params_active,
+        len(model.layers),
+        model.hidden,
+        model.vocab,
+        model.max_context,
+        model.is_moe,
+        model.family,
+        model.source,
+    )
+
+
+def provenance(catalog: Catalog, offers: tuple[OfferChoice, ...]) -> Provenance:
+    """Dates of what the plan rests on; the price age is that of the oldest price used, else of the newest in the catalog."""
+    import datetime as dt
+
+    dates = [dt.date.fromisoformat(o.observed_at) for o in offers if o.tier != "owned"]
+    newest = catalog.newest_price
+    oldest = min(dates) if dates else None
+    age = None if oldest is None else (dt.date.today() - oldest).days
+    return Provenance(version(), newest.isoformat() if newest else None, age)
+
+
+def request_dict(request: ServeRequest) -> dict[str, Any]:
+    """The request as plain data."""
+    tree: dict[str, Any] = asdict(request)
+    return tree

@@ -1,0 +1,177 @@
+"""solve: the best deployment for a serving request, with its proof; or why there is none."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import numpy as np
+
+from planner.hardware.records import Catalog
+from planner.models.spec import ModelSpec
+from planner.plan import SCHEMA_VERSION, Alternative, Infeasible, Plan, Relaxation, SolverReport
+from planner.request import ServeRequest
+from planner.solver import assemble, words
+from planner.solver.explain import binding_limits, clashing_limits, smallest_relaxation
+from planner.solver.problem import ALL_LIMITS, OfferColumn, Problem, prune_dominated
+from planner.solver.ranking import Ranking, rank
+from planner.solver.search import Answer, solve_problem
+from planner.solver.study import Study, make_study
+
+WIDE = 1e9
+
+
+def solve_serving(request: ServeRequest, model: ModelSpec, catalog: Catalog) -> Plan:
+    """The plan. status 'optimal' carries a proof over the whole table, 'feasible' a bound, 'infeasible' an explanation."""
+    start = time.perf_counter()
+    study = make_study(request, model, catalog)
+    problem, keep, dropped = pruned(study)
+    answer = solve_problem(problem, time_limit_s=request.time_limit_s, seed=request.seed)
+    report = _report(study, answer, dropped, start)
+    if answer.row is None:
+        return _no_plan(request, model, catalog, report)
+    row = int(keep[answer.row])
+    ranking = rank(study.problem)
+    deployed = assemble.deployment(study, row, answer.replicas, answer.machines)
+    won = _key(study.problem, row, answer)
+    return Plan(
+        schema_version=SCHEMA_VERSION,
+        status="optimal" if answer.status == "OPTIMAL" else "feasible",
+        task="serve",
+        request=assemble.request_dict(request),
+        assumptions=words.assumptions(study, catalog),
+        warnings=words.warnings(study, row, deployed.offers),
+        model=assemble.model_summary(model),
+        deployment=deployed,
+        memory=assemble.memory_use(study, row),
+        predicted=assemble.predicted(study, row, answer.replicas),
+        cost=assemble.cost(study, row, answer.replicas, answer.machines),
+        solver=report,
+        binding=words.binding(study, ranking, binding_limits(study.problem, ranking, won), row),
+        alternatives=alternatives(study, ranking, row),
+        infeasible=None,
+        provenance=assemble.provenance(catalog, deployed.offers),
+    )
+
+
+def pruned(study: Study) -> tuple[Problem, np.ndarray, int]:  # type: ignore[type-arg]
+    """The problem without dominated rows and without offers of classes that have no row left; positions kept; rows dropped."""
+    keep, dropped = prune_dominated(study.problem)
+    rows = study.problem.rows.take(keep)
+    alive = {int(h) for h in np.unique(rows.hardware)}
+    offers = tuple(o if o.hardware in alive else OfferColumn(o.hardware, o.place, o.micro_usd_per_hour, o.gpus, 0) for o in study.problem.offers)
+    return replace(study.problem, rows=rows, offers=offers), keep, dropped
+
+
+def _key(problem: Problem, row: int, answer: Answer) -> np.ndarray:  # type: ignore[type-arg]
+    rows = problem.rows
+    cost = sum(problem.offers[o].micro_usd_per_hour * n for o, n in answer.machines.items())
+    tokens = int(rows.tokens_milli_per_s[row]) * answer.replicas
+    first = {"cheapest": cost, "fastest": int(rows.latency_bucket[row]), "throughput": -tokens}[problem.goal]
+    return np.array([first], dtype=np.int64)
+
+
+def _report(study: Study, answer: Answer, dropped: int, start: float) -> SolverReport:
+    scale = {"cheapest": 1e-6, "fastest": 1.0, "throughput": 1e-3}[study.request.goal]
+    dropped_by = {**study.pruned, "dominated by a better row of the same hardware": dropped}
+    return SolverReport(
+        status=answer.status,
+        objective=None if answer.objective is None else answer.objective * scale,
+        best_bound=None if answer.bound is None else answer.bound * scale,
+        wall_s=round(time.perf_counter() - start, 4),
+        variables=answer.variables,
+        constraints=answer.constraints,
+        candidates=len(study.space.candidates),
+        pruned={k: v for k, v in dropped_by.items() if v},
+    )
+
+
+def machines_of(problem: Problem, ranking: Ranking, row: int) -> dict[int, int]:
+    """The cheapest way to take the machines of a ranked row in its place: count by offer position."""
+    left, taken = int(ranking.machines[row]), {}
+    offers = [(o, c) for o, c in enumerate(problem.offers) if c.hardware == problem.rows.hardware[row] and c.place == ranking.place[row]]
+    for o, column in sorted(offers, key=lambda pair: pair[1].micro_usd_per_hour):
+        n = left if column.limit is None else min(left, column.limit)
+        if n:
+            taken[o] = n
+        left -= n
+    if left and offers:
+        taken[offers[0][0]] = taken.get(offers[0][0], 0) + left
+    return taken
+
+
+def alternatives(study: Study, ranking: Ranking, winner: int) -> tuple[Alternative, ...]:
+    """Up to three answers of different kinds: other hardware, another precision or engine, and a cheaper near miss."""
+    problem = study.problem
+    feasible = ranking.broken_count == 0
+    one_broken = (ranking.broken_count == 1) & (ranking.key[:, 0] < ranking.key[winner, 0])
+    shard_of = np.array([s for s, _ in study.space.pairs], dtype=np.int64)[study.rows.pair[study.placed.row]]
+    engine_of = np.array([e for _, e in study.space.pairs], dtype=np.int64)[study.rows.pair[study.placed.row]]
+    gpu = np.array([s.gpu.name for s in study.space.shards])[shard_of]
+    precision = np.array([s.precision.name for s in study.space.shards])[shard_of]
+    provider = np.array([study.offers[o].instance.provider for o in range(len(study.offers))] or ["-"])
+    place_provider = {c.place: str(provider[o]) for o, c in enumerate(problem.offers)}
+    where = np.array([place_provider.get(int(p), "-") for p in ranking.place])
+    kinds = [
+        ("cheaper, but breaks a limit" if problem.goal == "cheapest" else "better, but breaks a limit", one_broken),
+        ("other hardware", feasible & (gpu != gpu[winner])),
+        ("other precision", feasible & (precision != precision[winner])),
+        ("other provider", feasible & (where != where[winner])),
+        ("other engine", feasible & (engine_of != engine_of[winner])),
+        ("lower latency", feasible & (problem.rows.e2e_us < 0.8 * problem.rows.e2e_us[winner])),
+    ]
+    found: list[Alternative] = []
+    seen: set[tuple[object, ...]] = set()
+    for kind, allowed in kinds:
+        order = ranking.order(allowed)
+        if not len(order) or len(found) == 3:
+            continue
+        row = int(order[0])
+        taken = machines_of(problem, ranking, row)
+        replicas = int(ranking.replicas[row])
+        deployed = assemble.deployment(study, row, replicas, taken)
+        mark = (deployed.engine, deployed.precision, deployed.tensor_parallel, deployed.pipeline_parallel, deployed.offers)
+        if mark in seen:
+            continue
+        seen.add(mark)
+        found.append(
+            Alternative(
+                kind, deployed, assemble.predicted(study, row, replicas), assemble.cost(study, row, replicas, taken), words.why_not(study, ranking, row, winner)
+            )
+        )
+    return tuple(found)
+
+
+def _no_plan(request: ServeRequest, model: ModelSpec, catalog: Catalog, report: SolverReport) -> Plan:
+    """Explain an infeasible request over the widest table: nothing is dropped for being hopeless."""
+    study = make_study(request, model, catalog, near_miss=WIDE)
+    problem, keep, _ = pruned(study)
+    core = clashing_limits(problem) if len(problem.rows) else ()
+    relaxations: list[Relaxation] = []
+    for name in core:
+        answer = smallest_relaxation(problem, name)
+        if answer is not None and answer.row is not None:
+            relaxations.append(words.relaxation(study, name, int(keep[answer.row]), answer))
+    relaxations += words.lighter_load(request, model, catalog, core)
+    core_words = words.core(study, core) if core else words.nothing_at_all(study)
+    return Plan(
+        schema_version=SCHEMA_VERSION,
+        status="infeasible",
+        task="serve",
+        request=assemble.request_dict(request),
+        assumptions=words.assumptions(study, catalog),
+        warnings=(),
+        model=assemble.model_summary(model),
+        deployment=None,
+        memory=None,
+        predicted={},
+        cost=None,
+        solver=report,
+        binding=tuple(core),
+        alternatives=(),
+        infeasible=Infeasible(core_words, tuple(relaxations)),
+        provenance=assemble.provenance(catalog, ()),
+    )
+
+
+__all__ = ["ALL_LIMITS", "alternatives", "machines_of", "pruned", "solve_serving"]

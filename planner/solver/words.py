@@ -1,0 +1,241 @@
+"""The sentences of a plan: what was assumed, what to beware of, what binds, why an alternative lost, what would help."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import TYPE_CHECKING
+
+from planner.hardware.owned import owned_notes
+from planner.hardware.records import Catalog
+from planner.models.precision import precision as precision_of
+from planner.models.spec import ModelSpec
+from planner.plan import OfferChoice, Relaxation
+from planner.request import ServeRequest
+from planner.solver.assemble import parts
+from planner.solver.explain import Binding
+from planner.solver.problem import TIE_PERCENT, LimitName
+from planner.solver.ranking import Ranking
+from planner.solver.search import Answer
+from planner.solver.study import Study, describe_load
+from planner.units import GIB, format_duration
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+STALE_DAYS = 14
+KIB_PER_GIB = GIB // 1024
+
+FLAGS: dict[LimitName, str] = {
+    "vram": "GPU memory",
+    "ttft": "--latency (TTFT p95)",
+    "tpot": "--tpot",
+    "e2e": "--e2e",
+    "max_accuracy_loss": "--max-accuracy-loss",
+    "budget": "--budget",
+    "max_gpus": "--max-gpus",
+    "quota": "machines available",
+    "min_throughput": "--min-throughput",
+}
+
+
+def assumptions(study: Study, catalog: Catalog) -> tuple[str, ...]:
+    """What the answer rests on, first lines first."""
+    request, w = study.request, study.request.workload
+    lines = []
+    if request.goal == "throughput" and w.concurrency is None:
+        lines.append(f"Load: as much as the limits allow, {w.input_tokens} input and {w.output_tokens} output tokens per request (means).")
+    else:
+        lines.append(f"Load: {describe_load(request)}, {w.input_tokens} input and {w.output_tokens} output tokens per request (means).")
+    if request.limits.ttft_s is not None:
+        lines.append(f"--latency {format_duration(request.limits.ttft_s)} is read as time to first token, 95th percentile, under that load.")
+    s = study.pairs.settings
+    lines.append(f"The engine accepts requests of up to {s.max_model_len} tokens and batches up to {s.max_num_batched_tokens} tokens a step.")
+    if request.hardware.owned is None:
+        lines.append(f"Prices: {', '.join(request.hardware.tiers)}; whole machines are rented.")
+    else:
+        lines.extend(owned_notes(request.hardware.owned, request.hardware.fabric_gbps, catalog))
+    if request.goal == "fastest":
+        lines.append(f"End-to-end times within {TIE_PERCENT:g}% are ties, broken by cost.")
+    lines.append("No prefix is shared between requests, and no speculative decoding is used.")
+    lines.extend(study.model.assumptions)
+    return tuple(lines)
+
+
+def warnings(study: Study, row: int, offers: Sequence[OfferChoice]) -> tuple[str, ...]:
+    """What a person should know before spending money."""
+    _, shard, engine, _ = parts(study, row)
+    lines = []
+    for offer in offers:
+        age = (dt.date.today() - dt.date.fromisoformat(offer.observed_at)).days
+        if offer.tier != "owned" and age > STALE_DAYS:
+            lines.append(f"The price of {offer.provider} {offer.instance_type} is {age} days old ({offer.observed_at}): check it before you rent.")
+    support = engine.support(shard.precision.name, shard.gpu)
+    if support is not None and support.needs_checkpoint and shard.precision.name != study.model.native_precision:
+        lines.append(f"{shard.precision.name} needs a checkpoint in that format: {support.note or 'find or make one'}.")
+    if shard.gpu.unverified:
+        lines.append(f"Not verified for {shard.gpu.name}: {', '.join(shard.gpu.unverified)}.")
+    if not shard.precision.verified:
+        lines.append(f"The accuracy figure of {shard.precision.name} is not verified.")
+    if not engine.verified:
+        lines.append(f"Support of {engine.name} {engine.version} was read from its documentation, not run.")
+    for link in {shard.tensor_link, shard.pipeline_link}:
+        if link is not None and not link.verified:
+            lines.append(f"The figures of the link {link.name} are not verified.")
+    if study.model.gated_repo:
+        lines.append(f"{study.model.hf_id} is a gated repository: accept its licence and set HF_TOKEN before you start.")
+    return tuple(lines)
+
+
+def describe(study: Study, row: int, replicas: int, machines: int) -> str:
+    """A configuration in one phrase."""
+    candidate, shard, engine, _ = parts(study, row)
+    hw = study.space.classes[candidate.hardware]
+    pp = f" PP{shard.pipeline_parallel}" if shard.pipeline_parallel > 1 else ""
+    copies = f", {replicas} replicas" if replicas > 1 else ""
+    return f"{machines}x ({hw.label}), {engine.name} {shard.precision.name} TP{shard.tensor_parallel}{pp}{copies}"
+
+
+def _amount(study: Study, name: LimitName, row: int, ranking: Ranking) -> str:
+    """What the row needs of the limit it breaks, against what is allowed."""
+    rows, limits = study.problem.rows, study.problem.limits
+
+    def times(value: int, limit: int | None) -> str:
+        return f"{format_duration(value / 1e6)} against {format_duration((limit or 0) / 1e6)}"
+
+    if name == "vram":
+        return f"{rows.required_kib[row] / KIB_PER_GIB:.1f} GiB against {rows.capacity_kib[row] / KIB_PER_GIB:.1f} GiB per GPU"
+    if name == "ttft":
+        return f"TTFT p95 {times(int(rows.ttft_us[row]), limits.ttft_us)}"
+    if name == "tpot":
+        return f"TPOT {times(int(rows.tpot_us[row]), limits.tpot_us)}"
+    if name == "e2e":
+        return f"E2E {times(int(rows.e2e_us[row]), limits.e2e_us)}"
+    if name == "max_accuracy_loss":
+        return f"expected accuracy loss {rows.accuracy_loss_ppm[row] / 1e4:.2f}% against {(limits.accuracy_loss_ppm or 0) / 1e4:.2f}%"
+    if name == "budget":
+        return f"${ranking.cost[row] / 1e6:.2f}/h against ${(limits.budget_micro_usd_per_hour or 0) / 1e6:.2f}/h"
+    if name == "quota":
+        return f"{ranking.broken[name][row]} machines more than there are"
+    if name == "max_gpus":
+        return f"{(limits.max_gpus or 0) + int(ranking.broken[name][row])} GPUs against {limits.max_gpus}"
+    tokens = int(rows.tokens_milli_per_s[row] * ranking.replicas[row])
+    return f"{tokens / 1e3:.0f} tokens/s against {(limits.min_tokens_milli_per_s or 0) / 1e3:.0f}"
+
+
+def _gain(study: Study, ranking: Ranking, row: int, winner: int) -> str:
+    goal = study.problem.goal
+    if goal == "cheapest":
+        return f"${ranking.cost[row] / 1e6:.2f}/h instead of ${ranking.cost[winner] / 1e6:.2f}/h"
+    if goal == "fastest":
+        rows = study.problem.rows
+        return f"E2E {format_duration(rows.e2e_us[row] / 1e6)} instead of {format_duration(rows.e2e_us[winner] / 1e6)}"
+    return f"{-ranking.key[row, 0] / 1e3:.0f} tokens/s instead of {-ranking.key[winner, 0] / 1e3:.0f}"
+
+
+def binding(study: Study, ranking: Ranking, found: Sequence[Binding], winner: int) -> tuple[str, ...]:
+    """One line per limit that holds the answer where it is: what would win without it."""
+    lines = []
+    for b in found:
+        phrase = describe(study, b.row, int(ranking.replicas[b.row]), int(ranking.machines[b.row]))
+        lines.append(f"{FLAGS[b.limit]}: without it {phrase} would win with {_gain(study, ranking, b.row, winner)} ({_amount(study, b.limit, b.row, ranking)})")
+    return tuple(lines) or ("no limit: nothing in the catalog does better even without the limits",)
+
+
+def broken(study: Study, ranking: Ranking, row: int) -> str:
+    """The first limit a row breaks, and by how much; empty when it breaks none."""
+    for name, over in ranking.broken.items():
+        if over[row] > 0:
+            return f"breaks {FLAGS[name]}: {_amount(study, name, row, ranking)}"
+    return ""
+
+
+def why_not(study: Study, ranking: Ranking, row: int, winner: int) -> str:
+    """Why a row lost against the winner."""
+    breaks = broken(study, ranking, row)
+    if breaks:
+        return f"{breaks}; else {_gain(study, ranking, row, winner)}"
+    rows = study.problem.rows
+    cost, best = int(ranking.cost[row]), int(ranking.cost[winner])
+    if study.problem.goal == "throughput" and ranking.key[row, 0] != ranking.key[winner, 0]:
+        return _gain(study, ranking, row, winner)
+    if study.problem.goal == "fastest" and ranking.key[row, 0] != ranking.key[winner, 0]:
+        return _gain(study, ranking, row, winner)
+    if cost > best:
+        more = f" (+{(cost / best - 1) * 100:.0f}%)" if best else ""
+        return f"costs ${cost / 1e6:.2f}/h instead of ${best / 1e6:.2f}/h{more}"
+    if rows.e2e_us[row] > rows.e2e_us[winner]:
+        return f"same price, slower: E2E {format_duration(rows.e2e_us[row] / 1e6)} instead of {format_duration(rows.e2e_us[winner] / 1e6)}"
+    return "equal in price and latency, uses no fewer GPUs"
+
+
+def core(study: Study, names: Sequence[LimitName]) -> tuple[str, ...]:
+    """The clashing limits in words."""
+    limits = study.request.limits
+    values = {
+        "vram": "the model must fit the GPUs of one replica",
+        "ttft": f"TTFT p95 <= {format_duration(limits.ttft_s or 0)}",
+        "tpot": f"TPOT <= {format_duration(limits.tpot_s or 0)}",
+        "e2e": f"E2E <= {format_duration(limits.e2e_s or 0)}",
+        "max_accuracy_loss": f"expected accuracy loss <= {limits.max_accuracy_loss_percent:g}%",
+        "budget": f"at most ${limits.budget_usd_per_hour or 0:g}/h",
+        "max_gpus": f"at most {limits.max_gpus} GPUs",
+        "quota": "no more machines than there are",
+        "min_throughput": f"at least {limits.min_throughput_tokens_per_s or 0:g} tokens/s",
+    }
+    return tuple(f"{FLAGS[n]}: {values[n]}" for n in names)
+
+
+def nothing_at_all(study: Study) -> tuple[str, ...]:
+    """Why there is no configuration whatever the limits: the reasons candidates were left out, most frequent first."""
+    reasons = sorted(study.pruned.items(), key=lambda kv: -kv[1])
+    return tuple(f"{reason} ({count}x)" for reason, count in reasons[:5]) or ("no machine matches the request",)
+
+
+def relaxation(study: Study, name: LimitName, row: int, answer: Answer) -> Relaxation:
+    """The smallest value of one limit that makes the request feasible, rounded so that it really does."""
+    rows, limits = study.problem.rows, study.request.limits
+    offers = study.problem.offers
+
+    def ms(us: int) -> float:
+        return -(-us // 100) / 10
+
+    if name == "vram":
+        have, need = int(rows.capacity_kib[row]) / KIB_PER_GIB, int(rows.required_kib[row]) / KIB_PER_GIB
+        return Relaxation(FLAGS[name], round(have, 1), round(need + 0.05, 1), "GiB per GPU")
+    if name == "ttft":
+        return Relaxation(FLAGS[name], (limits.ttft_s or 0) * 1e3, ms(int(rows.ttft_us[row])), "ms")
+    if name == "tpot":
+        return Relaxation(FLAGS[name], (limits.tpot_s or 0) * 1e3, ms(int(rows.tpot_us[row])), "ms")
+    if name == "e2e":
+        return Relaxation(FLAGS[name], (limits.e2e_s or 0) * 1e3, ms(int(rows.e2e_us[row])), "ms")
+    if name == "max_accuracy_loss":
+        return Relaxation(FLAGS[name], limits.max_accuracy_loss_percent, -(-int(rows.accuracy_loss_ppm[row]) // 100) / 100, "%")
+    if name == "budget":
+        cost = sum(offers[o].micro_usd_per_hour * n for o, n in answer.machines.items())
+        return Relaxation(FLAGS[name], limits.budget_usd_per_hour or 0, -(-cost // 10_000) / 100, "USD/h")
+    if name == "max_gpus":
+        return Relaxation(FLAGS[name], limits.max_gpus or 0, sum(offers[o].gpus * n for o, n in answer.machines.items()), "GPUs")
+    if name == "quota":
+        most = sum(offers[o].limit or 0 for o in answer.machines)
+        return Relaxation(FLAGS[name], most, sum(answer.machines.values()), "machines")
+    tokens = int(rows.tokens_milli_per_s[row]) * answer.replicas
+    return Relaxation(FLAGS[name], limits.min_throughput_tokens_per_s or 0, tokens // 1000, "tokens/s")
+
+
+def lighter_load(request: ServeRequest, model: ModelSpec, catalog: Catalog, clash: Sequence[LimitName]) -> list[Relaxation]:
+    """The highest load that all limits allow, by bisection over whole solves; empty when even an idle system fails."""
+    from planner.solver.lighter import highest_load
+
+    if not clash or request.goal == "throughput":
+        return []
+    now = request.workload.concurrency or request.workload.rate_per_s or 0.0
+    best = highest_load(request, model, catalog)
+    if best is None or best >= now:
+        return []
+    users = request.workload.concurrency is not None
+    return [Relaxation("--concurrency" if users else "--rate", now, best, "users" if users else "requests/s")]
+
+
+def accuracy_note(name: str) -> str:
+    """Where the accuracy figure of a precision comes from."""
+    return precision_of(name).accuracy_source
