@@ -18,8 +18,8 @@ def gpu(name, arch, bw, bf16, fp8=None, fp4=None, fp16=None, vendor="nvidia", pc
 A100 = gpu("a100-sxm-80", "ampere-sm80", 2039, 312)
 A100_PCIE = gpu("a100-pcie-80", "ampere-sm80", 1935, 312)
 H100 = gpu("h100-sxm", "hopper-sm90", 3350, 989.4, 1979)
-H200 = gpu("h200-sxm", "hopper-sm90", 4800, 989.4, 1979)
-B200 = gpu("b200-sxm", "blackwell-sm100", 7700, 2250, 4500, 9000)
+H200 = gpu("h200", "hopper-sm90", 4800, 989.4, 1979)
+B200 = gpu("b200", "blackwell-sm100", 7700, 2250, 4500, 9000)
 RTX4090 = gpu("rtx-4090", "ada-sm89", 1008, 165.2, 330.3)
 L40S = gpu("l40s", "ada-sm89", 864, 362, 733)
 

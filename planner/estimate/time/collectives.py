@@ -45,13 +45,13 @@ def _one(link: Link | None, ranks: int) -> tuple[float, float, float, float]:
     kind, bandwidth, busbw = link.kind, link.bandwidth_gb_per_s, link.measured_busbw_gb_per_s
     if kind == "nvlink-bridge" and ranks > 2:
         beyond = _data()["bridge_beyond_island"]
-        kind, bandwidth, busbw = beyond["link"], bandwidth * beyond["bandwidth_share"], None
+        kind, bandwidth, busbw = beyond["kind"], beyond["bandwidth_gb_per_s"], None
     row = _data()["kinds"][kind]
     if kind == "xgmi-mesh" and link.max_gpus > 1:  # every peer has its own wire: n ranks use n-1 of them
         bandwidth = bandwidth * (ranks - 1) / (link.max_gpus - 1)
         busbw = busbw * (ranks - 1) / (link.max_gpus - 1) if busbw else None
     share = min(1.0, (row["knee"] / ranks) ** row["exponent"])
-    rate = busbw if busbw else bandwidth * row["efficiency"] * share
+    rate = (busbw or bandwidth * row["efficiency"]) * share
     latency = (max(row["floor_us"], link.latency_us) + row["per_rank_us"] * max(0, ranks - 2)) * 1e-6
     return latency, row["handshake_us"] * 1e-6, float(row["handshake_bytes"]), rate * GB
 

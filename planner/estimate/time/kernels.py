@@ -48,6 +48,8 @@ def peak_flops(gpu: Gpu, dtype: str) -> float:
 
 def _kernel_dtype(precision: Precision) -> str:
     """Name of the GEMM surface of a precision."""
+    if precision.compute_dtype == "fp8" and precision.group_size:
+        return "fp8_block"
     return precision.compute_dtype if not precision.weight_only else "bf16"
 
 

@@ -32,7 +32,7 @@ from planner.request import Workload
 
 BoolArray = npt.NDArray[np.bool_]
 _SEQUENCES = np.array(
-    [0.02, 0.1, 0.25, 0.5, 1, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024],
+    [0.02, 0.1, 0.25, 0.5, 1, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096],
     dtype=float,
 )
 _FIELDS = ("sequences", "rate", "tpot", "own", "step", "cycle", "service", "closed")

@@ -26,12 +26,12 @@ from planner.models.spec import ModelSpec
 from planner.request import Workload
 from planner.space.shard import Shard
 
-TOKEN_GRID_LOG2, BATCH_GRID_LOG2 = 15, 11  # 1 .. 16384 tokens, 1 .. 1024 sequences
+TOKEN_GRID_LOG2, BATCH_GRID_LOG2 = 15, 13  # 1 .. 16384 tokens, 1 .. 4096 sequences
 
 
 @dataclass(frozen=True)
 class StepTable:
-    """Times of S shards. tokenwise_s (S, 15) over 2^0..2^14 tokens; decode_s (S, 11) over 2^0..2^10 sequences (attention over the
+    """Times of S shards. tokenwise_s (S, 15) over 2^0..2^14 tokens; decode_s (S, 13) over 2^0..2^12 sequences (attention over the
     cache at the mean context, output head, sampling); prefill_attention_s (S,) per prompt token; kernels (S,) launched a step.
 
     pipeline (S,): stages, each working on its own microbatch of the step. borrowed (S,): surfaces of another GPU.

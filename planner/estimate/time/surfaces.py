@@ -69,11 +69,12 @@ class SurfaceChoice:
 
 @cache
 def surface_of(gpu: Gpu) -> SurfaceChoice:
-    """The surface of a GPU: its own, or the one of the nearest relative by architecture (borrow.yaml)."""
+    """The surface of a GPU: its own, or the one of the nearest relative (borrow.yaml)."""
     table = read_data("hardware_catalog.kernels", "borrow.yaml")
     if gpu.name in table["measured"]:
         return SurfaceChoice(table["measured"][gpu.name], False)
-    return SurfaceChoice(table["by_architecture"].get(gpu.architecture, table["otherwise"]), True)
+    relative = table["by_compute_capability"].get(gpu.compute_capability) if gpu.vendor == "nvidia" else None
+    return SurfaceChoice(relative or table["by_vendor"][gpu.vendor], True)
 
 
 def table_of(surface: str, kernel: str, dtype: str) -> FloatArray:
