@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.engines.records import EngineSpec
-from planner.estimate.memory.serving import ServingMemory, ServingRows, serving_memory
+from planner.estimate.memory.serving import MemoryTable, ServingMemory, ServingRows, table_memory
 from planner.estimate.time.serving import LoadRows, ServingTime, serving_time
 from planner.models.spec import ModelSpec
 from planner.request import Limits, Workload
@@ -51,6 +51,7 @@ class Pairs:
     engine: IntArray
     settings: Settings
     workload: Workload
+    memory_table: MemoryTable
     step_table: Any
 
     def memory(self, which: IntArray, max_num_seqs: IntArray) -> ServingMemory:
@@ -65,7 +66,7 @@ class Pairs:
             max_model_len=self.settings.max_model_len,
             tokens_per_sequence=self.settings.tokens_per_sequence,
         )
-        return serving_memory(self.model, self.shards, self.engines, rows)
+        return table_memory(self.memory_table, which, rows)
 
     def time(self, which: IntArray, load: FloatArray, cap: IntArray) -> ServingTime:
         """Latency and throughput of the pairs `which`, each replica under `load` (requests/s, or users when the workload says so)."""

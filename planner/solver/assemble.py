@@ -61,7 +61,7 @@ def deployment(study: Study, row: int, replicas: int, machines: dict[int, int]) 
     """What to start, on what. machines: count by offer position."""
     _, shard, engine, at = parts(study, row)
     settings = study.pairs.settings
-    from planner.estimate.memory.budget import memory_share
+    from planner.estimate.memory.rules import memory_rules
 
     return Deployment(
         engine=engine.name,
@@ -79,7 +79,7 @@ def deployment(study: Study, row: int, replicas: int, machines: dict[int, int]) 
             max_num_seqs=int(study.rows.max_num_seqs[at]),
             max_num_batched_tokens=settings.max_num_batched_tokens,
             max_model_len=settings.max_model_len,
-            gpu_memory_utilization=memory_share(engine),
+            gpu_memory_utilization=memory_rules(engine.name, engine.version).default_share,
             attention_data_parallel=shard.attention_data_parallel,
         ),
     )

@@ -18,7 +18,7 @@ from planner.models.precision import KvDtype, Precision, kv_dtype, kv_dtypes, pr
 from planner.models.spec import ModelSpec
 from planner.request import ServeRequest, Workload
 from planner.solver.problem import UNBOUNDED, LimitValues, OfferColumn, Problem, Rows, latency_bucket
-from planner.space.candidates import Space, axes_for, build_space
+from planner.space.candidates import Axes, Space, build_space, pinned_rule
 from planner.space.hardware_classes import group_offers, offer_limit
 
 if TYPE_CHECKING:
@@ -135,16 +135,30 @@ def find_offers(request: ServeRequest, catalog: Catalog) -> tuple[Offer, ...]:
     return matching_offers(catalog, request.hardware)
 
 
+def axes_of(model: ModelSpec, request: ServeRequest, near_miss: float) -> Axes:
+    """What to search: the pins, the methods, the engines, and the model's own divisibility rules."""
+    from planner.estimate.memory.weights import weights_bytes
+    from planner.models.limits import pipeline_parallel_problem, tensor_parallel_problem
+
+    pins = request.pins
+    methods = searched_precisions(model, pins.precision)
+    return Axes(
+        methods,
+        searched_kv_dtypes(pins.kv_cache_dtype),
+        searched_engines(pins.engine),
+        pinned_rule(lambda tp: tensor_parallel_problem(model, tp), pins.tensor_parallel),
+        pinned_rule(lambda pp: pipeline_parallel_problem(model, pp), pins.pipeline_parallel),
+        {p.name: weights_bytes(model, p, 1, 1) for p in methods},
+        near_miss,
+    )
+
+
 def make_study(request: ServeRequest, model: ModelSpec, catalog: Catalog, near_miss: float = NEAR_MISS) -> Study:
     """Enumerate, estimate and quantise. near_miss: keep configurations that need up to so many times the memory."""
     check_pins(model, request)
     settings = serving_settings(model, request)
     classes, merged = group_offers(find_offers(request, catalog))
-    pins = request.pins
-    axes = axes_for(
-        model, pins, searched_engines(pins.engine), searched_precisions(model, pins.precision), searched_kv_dtypes(pins.kv_cache_dtype)
-    )
-    space = build_space(classes, axes)
+    space = build_space(classes, axes_of(model, request, near_miss))
     pruned: Counter[str] = Counter(space.excluded)
     pruned["dearer offer of equal hardware"] += merged
     pairs, alive = _estimable(model, space, settings, request, near_miss, pruned)
@@ -165,13 +179,15 @@ def _estimable(
     model: ModelSpec, space: Space, settings: Settings, request: ServeRequest, near_miss: float, pruned: Counter[str]
 ) -> tuple[Pairs, IntArray]:
     """Pairs with the step table of the shards that are worth timing; positions of those pairs."""
+    from planner.estimate.memory.serving import memory_table
     from planner.estimate.time.steps import step_table
 
     index = np.array(space.pairs, dtype=np.int64).reshape(-1, 2)
     workload = request.workload
     if request.goal == "throughput" and workload.concurrency is None:
         workload = Workload(workload.input_tokens, workload.output_tokens, None, 1)
-    pairs = Pairs(model, space.shards, space.engines, index[:, 0], index[:, 1], settings, workload, None)
+    table = memory_table(model, space.shards, space.engines, space.pairs) if len(index) else None
+    pairs = Pairs(model, space.shards, space.engines, index[:, 0], index[:, 1], settings, workload, table, None)  # type: ignore[arg-type]
     if not len(index):
         return pairs, np.zeros(0, dtype=np.int64)
     dead = hopeless(pairs, near_miss)
