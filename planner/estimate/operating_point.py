@@ -42,7 +42,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Pairs:
-    """The (shard, engine) pairs under study, as index arrays into shards and engines."""
+    """The (shard, engine) pairs under study, as index arrays into shards and engines. groups: attention groups of a replica."""
 
     model: ModelSpec
     shards: Sequence[Shard]
@@ -51,11 +51,12 @@ class Pairs:
     engine: IntArray
     settings: Settings
     workload: Workload
+    groups: IntArray
     memory_table: MemoryTable
     step_table: Any
 
     def memory(self, which: IntArray, max_num_seqs: IntArray) -> ServingMemory:
-        """Memory of the pairs `which` with so many sequences each."""
+        """Memory of the pairs `which` with so many sequences in each attention group."""
         n = len(which)
         batched = np.full(n, self.settings.max_num_batched_tokens, dtype=np.int64)
         rows = ServingRows(
@@ -69,7 +70,10 @@ class Pairs:
         return table_memory(self.memory_table, which, rows)
 
     def time(self, which: IntArray, load: FloatArray, cap: IntArray) -> ServingTime:
-        """Latency and throughput of the pairs `which`, each replica under `load` (requests/s, or users when the workload says so)."""
+        """Latency and throughput of the pairs `which`, each replica under `load` (requests/s, or users when the workload says so).
+
+        cap: most running sequences of an attention group.
+        """
         n = len(which)
         by_users = self.workload.concurrency is not None
         rows = LoadRows(
@@ -78,7 +82,7 @@ class Pairs:
             rate_per_s=None if by_users else load,
             concurrency=load if by_users else None,
             max_num_batched_tokens=np.full(n, self.settings.max_num_batched_tokens, dtype=np.int64),
-            max_num_seqs=cap,
+            max_num_seqs=cap * self.groups[which],
         )
         return serving_time(self.model, self.step_table, self.engines, rows, self.workload)
 
@@ -130,7 +134,7 @@ def load_per_replica(workload: Workload, replicas: IntArray) -> FloatArray:
 def fewest_replicas_for_load(pairs: Pairs, which: IntArray, cap: IntArray) -> IntArray:
     """The fewest replicas whose capacity carries the load (MAX_REPLICAS + 1 where even those do not)."""
     if pairs.workload.concurrency is not None:
-        need = np.ceil(pairs.workload.concurrency / np.maximum(cap, 1))
+        need = np.ceil(pairs.workload.concurrency / np.maximum(cap * pairs.groups[which], 1))
     else:
         idle = pairs.time(which, np.full(len(which), total_load(pairs.workload) * IDLE_FRACTION), cap)
         with np.errstate(divide="ignore"):

@@ -69,7 +69,8 @@ def operating_rows(pairs: Pairs, which: IntArray, replicas: IntArray, cap: IntAr
     if pairs.settings.max_num_seqs is not None:
         seqs = np.full(len(which), pairs.settings.max_num_seqs, dtype=np.int64)
     else:
-        seqs = np.minimum(grid_at_least(np.nan_to_num(time.peak_running, nan=1.0, posinf=float(SEQUENCE_GRID[-1]))), cap)
+        running = np.nan_to_num(time.peak_running, nan=1.0, posinf=1e9) / pairs.groups[which]
+        seqs = np.minimum(grid_at_least(running), cap)
     return _rows(pairs, which, replicas, seqs, time)
 
 
@@ -120,7 +121,7 @@ def rows_at_saturation(pairs: Pairs, alive: IntArray, limits: Limits) -> PairRow
         here = alive[(fitting >= users) | ((fitting == 0) & (users == 1))]
         if len(here):
             seqs = np.full(len(here), users, dtype=np.int64)
-            time = pairs.time(here, seqs.astype(np.float64), seqs)
+            time = pairs.time(here, (seqs * pairs.groups[here]).astype(np.float64), seqs)
             made.append(_rows(pairs, here, np.ones(len(here), dtype=np.int64), seqs, time))
     return concatenate(made) if made else empty_rows()
 

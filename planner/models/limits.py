@@ -8,3 +8,7 @@ def tensor_parallel_problem(model, tp):
     return None
 def pipeline_parallel_problem(model,pp):
     return None if pp<=len(model.layers) else "too many stages"
+def expert_parallel_problem(model, ep):
+    for l,_ in model.layer_groups:
+        if isinstance(l.mlp,MoeMlp) and l.mlp.experts%ep: return "experts"
+    return None

@@ -16,7 +16,7 @@ from planner.models.spec import ModelSpec
 from planner.plan import Cost, Deployment, MemoryUse, ModelSummary, OfferChoice, Provenance, Range, ServeSettings
 from planner.request import ServeRequest
 from planner.solver.study import Study
-from planner.space.candidates import Candidate
+from planner.space.hardware_classes import HardwareClass
 from planner.space.shard import Shard
 from planner.units import GIB
 
@@ -32,11 +32,12 @@ def version() -> str:
         return "0+source"
 
 
-def parts(study: Study, row: int) -> tuple[Candidate, Shard, EngineSpec, int]:
-    """Candidate, shard, engine and pair-row index of a row of the problem."""
-    candidate = study.space.candidates[int(study.placed.candidate[row])]
-    shard, engine = study.space.pairs[candidate.pair]
-    return candidate, study.space.shards[shard], study.space.engines[engine], int(study.placed.row[row])
+def parts(study: Study, row: int) -> tuple[HardwareClass, Shard, EngineSpec, int]:
+    """Hardware class, shard, engine and pair-row index of a row of the problem."""
+    candidate = int(study.placed.candidate[row])
+    shard, engine = study.space.pairs[int(study.space.candidate_pair[candidate])]
+    hardware = study.space.classes[int(study.space.candidate_hardware[candidate])]
+    return hardware, study.space.shards[shard], study.space.engines[engine], int(study.placed.row[row])
 
 
 def offer_choice(offer: Offer, count: int) -> OfferChoice:

@@ -81,7 +81,7 @@ def _report(study: Study, answer: Answer, dropped: int, start: float) -> SolverR
         wall_s=round(time.perf_counter() - start, 4),
         variables=answer.variables,
         constraints=answer.constraints,
-        candidates=len(study.space.candidates),
+        candidates=len(study.space),
         pruned={k: v for k, v in dropped_by.items() if v},
     )
 

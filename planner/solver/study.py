@@ -150,7 +150,21 @@ def axes_of(model: ModelSpec, request: ServeRequest, near_miss: float) -> Axes:
         pinned_rule(lambda pp: pipeline_parallel_problem(model, pp), pins.pipeline_parallel),
         {p.name: weights_bytes(model, p, 1, 1) for p in methods},
         near_miss,
+        lambda tp: expert_modes(model, tp),
     )
+
+
+def expert_modes(model: ModelSpec, tp: int) -> list[tuple[int, int]]:
+    """How a tensor-parallel group may be shared out: (expert_parallel, attention_data_parallel).
+
+    Dense models have one way. Experts may be dealt out whole (expert parallel over the group); then attention may also
+    run on every rank with its own sequences, so that a latent or narrow KV cache is not copied to all of them.
+    """
+    from planner.models.limits import expert_parallel_problem
+
+    if tp == 1 or not model.is_moe or expert_parallel_problem(model, tp) is not None:
+        return [(1, 1)]
+    return [(1, 1), (tp, 1), (tp, tp)]
 
 
 def make_study(request: ServeRequest, model: ModelSpec, catalog: Catalog, near_miss: float = NEAR_MISS) -> Study:
@@ -186,8 +200,9 @@ def _estimable(
     workload = request.workload
     if request.goal == "throughput" and workload.concurrency is None:
         workload = Workload(workload.input_tokens, workload.output_tokens, None, 1)
+    groups = np.array([s.attention_data_parallel for s in space.shards], dtype=np.int64)[index[:, 0]]
     table = memory_table(model, space.shards, space.engines, space.pairs) if len(index) else None
-    pairs = Pairs(model, space.shards, space.engines, index[:, 0], index[:, 1], settings, workload, table, None)  # type: ignore[arg-type]
+    pairs = Pairs(model, space.shards, space.engines, index[:, 0], index[:, 1], settings, workload, groups, table, None)  # type: ignore[arg-type]
     if not len(index):
         return pairs, np.zeros(0, dtype=np.int64)
     dead = hopeless(pairs, near_miss)
@@ -215,7 +230,7 @@ def _operate(pairs: Pairs, alive: IntArray, request: ServeRequest) -> PairRows:
 
 def place_rows(space: Space, rows: PairRows) -> Placed:
     """Every row of a pair on every class where the pair has a candidate."""
-    pair_of = np.array([c.pair for c in space.candidates], dtype=np.int64)
+    pair_of = space.candidate_pair
     order = np.argsort(rows.pair, kind="stable")
     first = np.searchsorted(rows.pair[order], pair_of, side="left")
     count = np.searchsorted(rows.pair[order], pair_of, side="right") - first
@@ -243,21 +258,20 @@ def _microseconds(seconds: FloatArray) -> IntArray:
 def integer_rows(study: Study) -> Rows:
     """The placed rows in whole numbers: needs rounded up, capacities down."""
     space, at = study.space, study.placed
-    layout = np.array(
-        [(c.hardware, c.layout.replicas_per_node, c.layout.nodes_per_replica, c.layout.tensor_parallel * c.layout.pipeline_parallel) for c in space.candidates],
-        dtype=np.int64,
-    ).reshape(-1, 4)[at.candidate]
+    shapes = np.array(
+        [(x.replicas_per_node, x.nodes_per_replica, x.tensor_parallel * x.pipeline_parallel) for x in space.layouts], dtype=np.int64
+    ).reshape(-1, 3)[space.candidate_layout[at.candidate]]
     rows = take(study.rows, at.row)
     shard_of = np.array([s for s, _ in space.pairs], dtype=np.int64)
     loss = study.accuracy_loss_percent[shard_of[rows.pair]] if len(at.row) else np.zeros(0)
     e2e = _microseconds(rows.e2e_s)
     return Rows(
-        hardware=layout[:, 0],
+        hardware=space.candidate_hardware[at.candidate],
         replicas=rows.replicas,
         replicas_max=rows.replicas,
-        replicas_per_node=layout[:, 1],
-        nodes_per_replica=layout[:, 2],
-        gpus_per_replica=layout[:, 3],
+        replicas_per_node=shapes[:, 0],
+        nodes_per_replica=shapes[:, 1],
+        gpus_per_replica=shapes[:, 2],
         required_kib=np.ceil(rows.required_bytes / 1024).astype(np.int64),
         capacity_kib=np.floor(rows.capacity_bytes / 1024).astype(np.int64),
         ttft_us=_microseconds(rows.ttft_p95_s),

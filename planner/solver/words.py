@@ -88,8 +88,7 @@ def warnings(study: Study, row: int, offers: Sequence[OfferChoice]) -> tuple[str
 
 def describe(study: Study, row: int, replicas: int, machines: int) -> str:
     """A configuration in one phrase."""
-    candidate, shard, engine, _ = parts(study, row)
-    hw = study.space.classes[candidate.hardware]
+    hw, shard, engine, _ = parts(study, row)
     pp = f" PP{shard.pipeline_parallel}" if shard.pipeline_parallel > 1 else ""
     copies = f", {replicas} replicas" if replicas > 1 else ""
     return f"{machines}x ({hw.label}), {engine.name} {shard.precision.name} TP{shard.tensor_parallel}{pp}{copies}"

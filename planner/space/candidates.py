@@ -1,14 +1,17 @@
 """The candidate space: every legal (hardware class, layout, precision, KV dtype, engine), as index arrays.
 
 A shard is what the estimators see (no prices, no node sizes); a pair is a shard run by an engine; a candidate places
-a pair on a hardware class. What was left out is counted by reason.
+a pair on a hardware class. What was left out is counted by reason (once per GPU and layout).
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
 
 from planner.engines.records import EngineSpec
 from planner.models.precision import KvDtype, Precision
@@ -19,28 +22,34 @@ from planner.space.layouts import MAX_TENSOR_PARALLEL, Layout, Rule, engine_prob
 from planner.space.shard import Shard
 from planner.units import GIB
 
+IntArray = NDArray[np.int64]
+
 FILL = 0.7
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """A pair placed on a hardware class."""
-
-    hardware: int
-    pair: int
-    layout: Layout
-
-
-@dataclass(frozen=True)
 class Space:
-    """shards; pairs as (shard, engine) indices; candidates; counts of what was left out, by reason."""
+    """All candidates. A candidate places a pair on a hardware class in a layout: equal-length index arrays.
+
+    pairs: (shard, engine) indices. candidate_hardware, candidate_pair, candidate_layout: indices into classes, pairs and
+    layouts. excluded: counts of what was left out, by reason.
+    """
 
     classes: tuple[HardwareClass, ...]
     engines: tuple[EngineSpec, ...]
     shards: tuple[Shard, ...]
     pairs: tuple[tuple[int, int], ...]
-    candidates: tuple[Candidate, ...]
+    layouts: tuple[Layout, ...]
+    candidate_hardware: IntArray
+    candidate_pair: IntArray
+    candidate_layout: IntArray
     excluded: dict[str, int]
+
+    def __len__(self) -> int:
+        return len(self.candidate_pair)
+
+
+ExpertMode = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -48,6 +57,7 @@ class Axes:
     """The values to search: precisions and KV dtypes (already filtered by the pins), engines, and the model's rules.
 
     weights_bytes: of the whole model, by precision name. near_miss: keep replicas that need up to so many times the memory.
+    expert_modes: how the tensor-parallel group may be shared out, as (expert_parallel, attention_data_parallel) pairs.
     """
 
     precisions: Sequence[Precision]
@@ -57,6 +67,7 @@ class Axes:
     pipeline_rule: Rule
     weights_bytes: Mapping[str, float]
     near_miss: float
+    expert_modes: Callable[[int], Sequence[ExpertMode]] = lambda tp: ((1, 1),)
 
 
 def pinned_rule(rule: Rule, wanted: int | None) -> Rule:
@@ -108,43 +119,83 @@ def replica_size_problem(weights_bytes: float, layout: Layout, usable_bytes: flo
     return None
 
 
+@dataclass
+class _Builder:
+    """Shards and pairs seen so far; cells: the pairs of one GPU in one shape, made once for all classes that share it."""
+
+    axes: Axes
+    shards: list[Shard]
+    pairs: list[tuple[int, int]]
+    excluded: Counter[str]
+    methods: dict[tuple[str, str], list[tuple[Precision, KvDtype, int]]]
+    cells: dict[tuple[object, ...], IntArray]
+
+    def pairs_of(self, hw: HardwareClass, layout: Layout, usable: list[tuple[int, EngineSpec]]) -> IntArray:
+        """Positions of the pairs that run on this GPU in this layout."""
+        links = (layout.tensor_link.name if layout.tensor_link else "", layout.pipeline_link.name if layout.pipeline_link else "")
+        key = (hw.gpu.name, layout.tensor_parallel, layout.pipeline_parallel, layout.nodes_per_replica > 1, *links)
+        if key not in self.cells:
+            self.cells[key] = self._make(hw, layout, usable)
+        return self.cells[key]
+
+    def _make(self, hw: HardwareClass, layout: Layout, usable: list[tuple[int, EngineSpec]]) -> IntArray:
+        tp, pp = layout.tensor_parallel, layout.pipeline_parallel
+        size = {p.name: replica_size_problem(self.axes.weights_bytes[p.name], layout, hw.gpu.usable_gib * GIB, self.axes.near_miss) for p in self.axes.precisions}
+        modes = self.axes.expert_modes(tp)
+        shard_at: dict[tuple[object, ...], int] = {}
+        found = []
+        for e, engine in usable:
+            if (engine.name, hw.gpu.name) not in self.methods:
+                self.methods[engine.name, hw.gpu.name] = runnable(engine, hw, self.axes)
+            methods = self.methods[engine.name, hw.gpu.name]
+            if engine_problem(engine, layout) is not None:
+                self.excluded["engine cannot run the layout"] += len(methods)
+                continue
+            for precision, kv, most_tensor in methods:
+                reason = "engine cannot run the layout" if tp > most_tensor else size[precision.name]
+                if reason is not None:
+                    self.excluded[reason] += 1
+                    continue
+                for expert, attention in modes:
+                    if (expert > 1 and not engine.expert_parallel) or (attention > 1 and not engine.data_parallel_attention):
+                        self.excluded["engine cannot run the layout"] += 1
+                        continue
+                    name = (precision.name, kv.name, expert, attention)
+                    if name not in shard_at:
+                        shard_at[name] = len(self.shards)
+                        self.shards.append(Shard(hw.gpu, precision, kv, tp, pp, layout.tensor_link, layout.pipeline_link, expert, attention))
+                    found.append(len(self.pairs))
+                    self.pairs.append((shard_at[name], e))
+        return np.array(found, dtype=np.int64)
+
+
 def build_space(classes: Iterable[HardwareClass], axes: Axes) -> Space:
     """Enumerate all legal candidates; reasons for what is left out are counted, not lost."""
     hardware, engines = tuple(classes), tuple(axes.engines)
-    shard_index: dict[tuple[object, ...], int] = {}
-    shards: list[Shard] = []
-    pair_index: dict[tuple[int, int], int] = {}
-    candidates: list[Candidate] = []
-    excluded: Counter[str] = Counter()
-    cells: dict[tuple[str, str], list[tuple[Precision, KvDtype, int]]] = {}
+    b = _Builder(axes, [], [], Counter(), {}, {})
+    shapes: dict[Layout, int] = {}
+    parts: list[tuple[int, int, IntArray]] = []
     for h, hw in enumerate(hardware):
         usable = [(e, engine) for e, engine in enumerate(engines) if engine.supports_gpu(hw.gpu)]
         if not usable:
-            excluded[f"no engine runs on {hw.gpu.name}"] += 1
+            b.excluded[f"no engine runs on {hw.gpu.name}"] += 1
             continue
-        shapes = layouts(hw, axes.tensor_rule, axes.pipeline_rule)
-        if not shapes:
-            excluded["no legal layout on the machine"] += 1
-        sizes = {(p.name, i): replica_size_problem(axes.weights_bytes[p.name], s, hw.gpu.usable_gib * GIB, axes.near_miss) for p in axes.precisions for i, s in enumerate(shapes)}
-        for e, engine in usable:
-            key = (engine.name, hw.gpu.name)
-            if key not in cells:
-                cells[key] = runnable(engine, hw, axes)
-            for i, layout in enumerate(shapes):
-                if engine_problem(engine, layout) is not None:
-                    excluded["engine cannot run the layout"] += len(cells[key])
-                    continue
-                links = (layout.tensor_link.name if layout.tensor_link else "", layout.pipeline_link.name if layout.pipeline_link else "")
-                for precision, kv, most_tensor in cells[key]:
-                    reason = sizes[precision.name, i]
-                    if reason is None and layout.tensor_parallel > most_tensor:
-                        reason = "engine cannot run the layout"
-                    if reason is not None:
-                        excluded[reason] += 1
-                        continue
-                    name = (hw.gpu.name, precision.name, kv.name, layout.tensor_parallel, layout.pipeline_parallel, *links)
-                    s = shard_index.setdefault(name, len(shards))
-                    if s == len(shards):
-                        shards.append(Shard(hw.gpu, precision, kv, layout.tensor_parallel, layout.pipeline_parallel, layout.tensor_link, layout.pipeline_link))
-                    candidates.append(Candidate(h, pair_index.setdefault((s, e), len(pair_index)), layout))
-    return Space(hardware, engines, tuple(shards), tuple(pair_index), tuple(candidates), dict(excluded))
+        possible = layouts(hw, axes.tensor_rule, axes.pipeline_rule)
+        if not possible:
+            b.excluded["no legal layout on the machine"] += 1
+        for layout in possible:
+            pairs = b.pairs_of(hw, layout, usable)
+            if len(pairs):
+                parts.append((h, shapes.setdefault(layout, len(shapes)), pairs))
+    sizes = [len(p) for _, _, p in parts]
+    return Space(
+        hardware,
+        engines,
+        tuple(b.shards),
+        tuple(b.pairs),
+        tuple(shapes),
+        np.repeat(np.array([h for h, _, _ in parts], dtype=np.int64), sizes),
+        np.concatenate([p for _, _, p in parts]) if parts else np.zeros(0, dtype=np.int64),
+        np.repeat(np.array([i for _, i, _ in parts], dtype=np.int64), sizes),
+        dict(b.excluded),
+    )
