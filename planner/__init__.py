@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from planner.api import compare, estimate, solve
+    from planner.api import compare, estimate, memory, solve
     from planner.errors import InputError, NoPlanError, PlannerError
     from planner.plan import Plan, load_plan
     from planner.request import HardwareFilter, Limits, Pins, ServeRequest, Workload
@@ -17,6 +17,7 @@ _HOMES = {
     "solve": "planner.api",
     "compare": "planner.api",
     "estimate": "planner.api",
+    "memory": "planner.api",
     "Plan": "planner.plan",
     "load_plan": "planner.plan",
     "ServeRequest": "planner.request",
@@ -42,6 +43,7 @@ __all__ = [
     "compare",
     "estimate",
     "load_plan",
+    "memory",
     "solve",
 ]
 

@@ -9,7 +9,7 @@ from planner.request import ServeRequest
 if TYPE_CHECKING:
     from planner.plan import Plan
     from planner.solver.compare import Choice
-    from planner.solver.single import Estimate
+    from planner.solver.single import Estimate, MemoryReport
 
 
 def solve(request: ServeRequest) -> Plan:
@@ -43,3 +43,13 @@ def estimate(request: ServeRequest) -> Estimate:
 
     catalog = load_catalog(request.hardware.catalog_dirs)
     return estimate_serving(request, load_model(request.model), catalog)
+
+
+def memory(request: ServeRequest) -> MemoryReport:
+    """The memory of one configuration, part by part: pin its axes in request.pins, its hardware in request.hardware."""
+    from planner.hardware.catalog import load_catalog
+    from planner.models import load_model
+    from planner.solver.single import memory_serving
+
+    catalog = load_catalog(request.hardware.catalog_dirs)
+    return memory_serving(request, load_model(request.model), catalog)

@@ -52,11 +52,12 @@ class Pairs:
     settings: Settings
     workload: Workload
     groups: IntArray
-    memory_table: MemoryTable
+    memory_table: MemoryTable | None
     step_table: Any
 
     def memory(self, which: IntArray, max_num_seqs: IntArray) -> ServingMemory:
         """Memory of the pairs `which` with so many sequences in each attention group."""
+        assert self.memory_table is not None
         n = len(which)
         batched = np.full(n, self.settings.max_num_batched_tokens, dtype=np.int64)
         rows = ServingRows(

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from planner.errors import InvalidValueError, NoPlanError
+from planner.estimate.operating_point import IntArray, Pairs
 from planner.hardware.records import Catalog
 from planner.models.spec import ModelSpec
 from planner.plan import Cost, Deployment, MemoryUse, Range
@@ -14,7 +15,8 @@ from planner.request import Limits, ServeRequest
 from planner.solver import assemble, words
 from planner.solver.ranking import rank
 from planner.solver.serving import WIDE, machines_of
-from planner.solver.study import Study, make_study
+from planner.solver.study import Study, make_study, memory_pairs
+from planner.units import GIB
 
 GIB_KIB = 2**20
 
@@ -78,3 +80,89 @@ def _nothing(study: Study) -> InvalidValueError | NoPlanError:
     if "cannot carry the load" in study.pruned:
         return NoPlanError("this configuration cannot carry the load", reasons, "Add --data-parallel, lower --rate, or leave --data-parallel open.")
     return InvalidValueError("no legal configuration is left", reasons, "Change a pinned axis or the hardware.")
+
+
+@dataclass(frozen=True)
+class MemoryReport:
+    """Memory of one configuration on the fullest GPU. parts: (name, GiB); most_sequences: full-length requests at once."""
+
+    title: str
+    parts: tuple[tuple[str, float], ...]
+    fits: bool
+    required_gib: float
+    capacity_gib: float
+    usable_gib: float
+    kv_pool_gib: float
+    kv_pool_tokens: int
+    kv_bytes_per_token: float
+    most_sequences: int
+    max_model_len: int
+    notes: tuple[str, ...]
+
+
+DEFAULT_SEQUENCES = 64
+
+
+def memory_serving(request: ServeRequest, model: ModelSpec, catalog: Catalog) -> MemoryReport:
+    """Memory of the pinned configuration: precision defaults to the checkpoint's, KV cache to 16 bit, degrees to 1.
+
+    Errors: InvalidValueError when the engine, the GPU and the precision do not go together.
+    """
+    pins = request.pins
+    pins = replace(
+        pins,
+        precision=pins.precision or model.native_precision,
+        tensor_parallel=pins.tensor_parallel or 1,
+        pipeline_parallel=pins.pipeline_parallel or 1,
+        max_num_seqs=pins.max_num_seqs or DEFAULT_SEQUENCES,
+    )
+    loose = replace(request, pins=pins, limits=Limits(max_accuracy_loss_percent=100.0))
+    pairs, space = memory_pairs(loose, model, catalog)
+    if not len(pairs.shard):
+        reasons = "; ".join(f"{reason}" for reason in space.excluded) or "no machine has enough GPUs"
+        raise InvalidValueError("no legal configuration is left", reasons, "Change the engine, the precision, the degrees or the hardware.")
+    kinds = [space.shards[int(s)].kv_dtype.name for s in pairs.shard]
+    pick = next((i for i, k in enumerate(kinds) if k in ("bf16", "fp16")), 0) if request.pins.kv_cache_dtype is None else 0
+    which = np.array([pick], dtype=np.int64)
+    return _memory_report(pairs, which, model, pins.max_num_seqs or DEFAULT_SEQUENCES)
+
+
+def _memory_report(pairs: Pairs, which: IntArray, model: ModelSpec, sequences: int) -> MemoryReport:
+    m = pairs.memory(which, np.array([sequences], dtype=np.int64))
+    g = {name: float(np.asarray(getattr(m, name)).reshape(-1)[0]) for name in m.__dataclass_fields__}
+    shard, engine = pairs.shards[int(pairs.shard[which[0]])], pairs.engines[int(pairs.engine[which[0]])]
+    settings = pairs.settings
+    per_sequence = g["kv_needed_bytes"] / sequences
+    most = int(g["kv_pool_tokens"] // settings.tokens_per_sequence)
+    pp = f" PP{shard.pipeline_parallel}" if shard.pipeline_parallel > 1 else ""
+    title = (
+        f"{model.hf_id or model.name} on {shard.gpu.name}, {engine.name} {engine.version}, weights {shard.precision.name}, "
+        f"KV cache {shard.kv_dtype.name}, TP{shard.tensor_parallel}{pp}"
+    )
+    needed = g["kv_needed_bytes"]
+    parts = (
+        ("weights", g["weights_bytes"]),
+        (f"KV cache of {sequences} requests of {settings.tokens_per_sequence} tokens", needed),
+        ("activations and logits", g["activation_bytes"]),
+        ("context and communication", g["runtime_bytes"]),
+        ("CUDA graphs", g["graphs_bytes"]),
+    )
+    fits = g["required_bytes"] <= g["capacity_bytes"]
+    notes = [f"The engine gives the cache {g['kv_pool_bytes'] / GIB:.2f} GiB: {int(g['kv_pool_tokens']):,} tokens, or {most} such requests at once."]
+    if not fits:
+        notes.append("Lower --max-num-seqs or the lengths, raise --tp, or take a smaller --precision or a larger GPU.")
+    notes.extend(model.assumptions)
+    return MemoryReport(
+        title,
+        tuple((name, round(value / GIB, 3)) for name, value in parts),
+        fits,
+        round(g["required_bytes"] / GIB, 3),
+        round(g["capacity_bytes"] / GIB, 3),
+        round(g["usable_bytes"] / GIB, 3),
+        round(g["kv_pool_bytes"] / GIB, 3),
+        int(g["kv_pool_tokens"]),
+        round(per_sequence / settings.tokens_per_sequence, 1),
+        most,
+        settings.max_model_len,
+        tuple(notes),
+    )

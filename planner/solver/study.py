@@ -175,7 +175,7 @@ def make_study(request: ServeRequest, model: ModelSpec, catalog: Catalog, near_m
     space = build_space(classes, axes_of(model, request, near_miss))
     pruned: Counter[str] = Counter(space.excluded)
     pruned["dearer offer of equal hardware"] += merged
-    pairs, alive = _estimable(model, space, settings, request, near_miss, pruned)
+    pairs, alive = _estimable(_pairs(model, space, settings, request), near_miss, pruned)
     rows = _operate(pairs, alive, request)
     stable = rows.stable & np.isfinite(rows.e2e_s)
     pruned["cannot carry the load"] += int(len(alive) - len(np.unique(rows.pair[stable])))
@@ -189,12 +189,17 @@ def make_study(request: ServeRequest, model: ModelSpec, catalog: Catalog, near_m
     return replace(study, problem=problem, pruned={k: v for k, v in pruned.items() if v})
 
 
-def _estimable(
-    model: ModelSpec, space: Space, settings: Settings, request: ServeRequest, near_miss: float, pruned: Counter[str]
-) -> tuple[Pairs, IntArray]:
-    """Pairs with the step table of the shards that are worth timing; positions of those pairs."""
+def memory_pairs(request: ServeRequest, model: ModelSpec, catalog: Catalog) -> tuple[Pairs, Space]:
+    """The pairs of a request with their memory table and no times, and the space they come from. Nothing is dropped."""
+    check_pins(model, request)
+    classes, _ = group_offers(find_offers(request, catalog))
+    space = build_space(classes, axes_of(model, request, float("inf")))
+    return _pairs(model, space, serving_settings(model, request), request), space
+
+
+def _pairs(model: ModelSpec, space: Space, settings: Settings, request: ServeRequest) -> Pairs:
+    """All pairs of the space, with their memory table."""
     from planner.estimate.memory.serving import memory_table
-    from planner.estimate.time.steps import step_table
 
     index = np.array(space.pairs, dtype=np.int64).reshape(-1, 2)
     workload = request.workload
@@ -202,20 +207,25 @@ def _estimable(
         workload = Workload(workload.input_tokens, workload.output_tokens, None, 1)
     groups = np.array([s.attention_data_parallel for s in space.shards], dtype=np.int64)[index[:, 0]]
     table = memory_table(model, space.shards, space.engines, space.pairs) if len(index) else None
-    pairs = Pairs(model, space.shards, space.engines, index[:, 0], index[:, 1], settings, workload, groups, table, None)  # type: ignore[arg-type]
-    if not len(index):
+    return Pairs(model, space.shards, space.engines, index[:, 0], index[:, 1], settings, workload, groups, table, None)
+
+
+def _estimable(pairs: Pairs, near_miss: float, pruned: Counter[str]) -> tuple[Pairs, IntArray]:
+    """The pairs with the step table of the shards that are worth timing; positions of those pairs."""
+    from planner.estimate.time.steps import step_table
+
+    if not len(pairs.shard):
         return pairs, np.zeros(0, dtype=np.int64)
     dead = hopeless(pairs, near_miss)
     pruned[f"needs more than {near_miss:g} times the memory"] += int(dead.sum())
     alive = np.flatnonzero(~dead)
-    used = np.unique(index[alive, 0])
+    used = np.unique(pairs.shard[alive])
     if not len(used):
         return pairs, alive
-    position = np.full(len(space.shards), -1, dtype=np.int64)
+    position = np.full(len(pairs.shards), -1, dtype=np.int64)
     position[used] = np.arange(len(used))
-    shards = tuple(space.shards[i] for i in used)
-    kept = replace(pairs, shards=shards, shard=position[index[:, 0]], step_table=step_table(model, shards, workload))
-    return kept, alive
+    shards = tuple(pairs.shards[i] for i in used)
+    return replace(pairs, shards=shards, shard=position[pairs.shard], step_table=step_table(pairs.model, shards, pairs.workload)), alive
 
 
 def _operate(pairs: Pairs, alive: IntArray, request: ServeRequest) -> PairRows:
