@@ -150,15 +150,11 @@ def stage_weights_bytes(
 
 
 def rope_cache_bytes(model: ModelSpec, rules: MemoryRules, bytes_per_element: float) -> float:
-    """Table of cosines and sines that vLLM keeps for every position: max_context x rotary width x bytes.
+    """Tables of cosines and sines that vLLM keeps for every position (model.attributes['rope_elements']).
 
-    Seen in logs: Llama-3.1-8B loads at 14.99 GiB, 0.03 above its parameters; in fp32 0.06.
+    Seen in logs: Llama-3.1-8B loads at 14.99 GiB, 0.03 above its parameters (0.06 in fp32); Llama-4-Scout 2.5 GiB above.
     """
-    if not rules.rope_cache or model.embedding_extra_params > model.hidden * 2:
-        return 0.0
-    widths = {m.qk_rope_head_dim if isinstance(m, LatentAttention) else m.head_dim for layer, _ in model.layer_groups for m in layer.mixers if isinstance(m, Attention | LatentAttention)}
-    share = float(model.attributes.get("rotary_share", "1"))
-    return max(widths, default=0) * share * min(model.max_context, 1_048_576) * bytes_per_element
+    return int(model.attributes.get("rope_elements", "0")) * bytes_per_element if rules.rope_cache else 0.0
 
 
 def weights_bytes(
