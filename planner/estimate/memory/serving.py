@@ -127,23 +127,66 @@ def _budget(rules: Sequence[MemoryRules], share: float | None) -> FloatArray:
     ], dtype=np.float64)  # fmt: skip
 
 
+@dataclass(frozen=True)
+class MemoryTable:
+    """Memory coefficients of pairs (shard, engine), made once and read by every pass over the rows.
+
+    Shards that differ only in the GPU share their coefficients. row_of: coefficients of each pair; usable: bytes of its GPU.
+    """
+
+    coefficients: _Tables
+    budget: FloatArray
+    row_of: IntArray
+    usable: FloatArray
+
+
+def memory_table(
+    model: ModelSpec, shards: Sequence[Shard], engines: Sequence[EngineSpec], pairs: Sequence[tuple[int, int]], memory_share: float | None = None
+) -> MemoryTable:
+    """The table of pairs given as (shard, engine) indices."""
+    rules = [memory_rules(e.name, e.version) for e in engines]
+    seen: dict[tuple[object, ...], int] = {}
+    costs: list[tuple[StageCost, ...]] = []
+    used: list[MemoryRules] = []
+    row_of = np.empty(len(pairs), dtype=np.int64)
+    keys = [_coefficient_key(s) for s in shards]
+    for i, (s, e) in enumerate(pairs):
+        at = seen.setdefault((e, keys[s]), len(costs))
+        if at == len(costs):
+            costs.append(stage_costs(model, shards[s], rules[e]))
+            used.append(rules[e])
+        row_of[i] = at
+    usable = np.array([s.gpu.usable_gib * GIB for s in shards])[np.array([s for s, _ in pairs], dtype=np.int64)]
+    return MemoryTable(_Tables(costs), _budget(used, memory_share), row_of, usable)
+
+
+def _coefficient_key(s: Shard) -> tuple[object, ...]:
+    """What the coefficients of a shard depend on: everything but the GPU."""
+    kind = s.tensor_link.kind if s.tensor_link else ""
+    return (s.precision.name, s.kv_dtype.name, s.tensor_parallel, s.pipeline_parallel, s.expert_parallel, s.attention_data_parallel, kind)
+
+
 def serving_memory(model: ModelSpec, shards: Sequence[Shard], engines: Sequence[EngineSpec], rows: ServingRows) -> ServingMemory:
-    """Memory of every row.
+    """Memory of every row; table_memory over the pairs that the rows use."""
+    pair, inverse = np.unique(rows.shard.astype(np.int64) * len(engines) + rows.engine, return_inverse=True)
+    pairs = [(int(p) // len(engines), int(p) % len(engines)) for p in pair]
+    return table_memory(memory_table(model, shards, engines, pairs, rows.memory_share), inverse, rows)
+
+
+def table_memory(table: MemoryTable, pair: IntArray, rows: ServingRows) -> ServingMemory:
+    """Memory of every row; pair: its position in the table (rows.shard, engine and memory_share are not looked at).
 
     Budget rules: share of total (vLLM, SGLang): KV = share x total - weights - activations - runtime (- graphs where the
     version counts them); share of free (TensorRT-LLM): KV = share x (total - all else); SGLang leaves activations and
     graphs outside its share; the rest keep a reserve. Sources in engines/memory.yaml.
     """
-    pair, inverse = np.unique(rows.shard.astype(np.int64) * len(engines) + rows.engine, return_inverse=True)
-    chosen = [(shards[int(p) // len(engines)], memory_rules(engines[int(p) % len(engines)].name, engines[int(p) % len(engines)].version)) for p in pair]
-    table = _Tables([stage_costs(model, shard, rules) for shard, rules in chosen])
-    budget = _budget([r for _, r in chosen], rows.memory_share)[inverse]
-    usable = np.array([s.gpu.usable_gib * GIB for s, _ in chosen])[inverse]
+    at = table.row_of[pair]
+    budget, usable = table.budget[at], table.usable[pair]
     in_flight = rows.max_num_batched_tokens.astype(np.float64)
     seqs = np.minimum(rows.max_num_seqs, rows.max_num_batched_tokens)
     best: dict[str, FloatArray] = {}
-    for stage in range(table.stages):
-        v, w = table.values[:, stage].T[:, inverse], table.windows[:, stage][inverse]
+    for stage in range(table.coefficients.stages):
+        v, w = table.coefficients.values[:, stage][at].T, table.coefficients.windows[:, stage][at]
         part = _stage(v, w, rows, usable, budget, in_flight, seqs)
         if not best:
             best = part

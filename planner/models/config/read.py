@@ -85,7 +85,7 @@ def read_config(raw: Mapping[str, Any], name: str, *, hf_id: str = "", source: s
         extra += (context + traits.positions) * hidden
     head_bias = f.flag(traits.head_bias) if isinstance(traits.head_bias, str) else traits.head_bias
     towers, tower_notes = towers_of(Fields(raw), f, layers, hidden)
-    precision, unquantised, notes = quantisation_of(f, Fields(raw), quant_config)
+    precision, unquantised, notes = quantisation_of(f, Fields(raw), quant_config, layers)
     return ModelSpec(
         name=name, family=family, hidden=hidden, vocab=vocab, max_context=context, layers=layers,
         tie_embeddings=f.flag("tie_word_embeddings", default=traits.tied), final_norm_params=norm_size(traits, hidden) * traits.final_norm,
