@@ -84,20 +84,18 @@ def read_config(raw: Mapping[str, Any], name: str, *, hf_id: str = "", source: s
     if traits.positions is not None:
         extra += (context + traits.positions) * hidden
     head_bias = f.flag(traits.head_bias) if isinstance(traits.head_bias, str) else traits.head_bias
-    precision, unquantised, notes = quantisation_of(f, Fields(raw), quant_config)
+    towers, tower_notes = towers_of(Fields(raw), f, layers, hidden)
+    precision, unquantised, notes = quantisation_of(f, Fields(raw), quant_config, layers)
     return ModelSpec(
         name=name, family=family, hidden=hidden, vocab=vocab, max_context=context, layers=layers,
         tie_embeddings=f.flag("tie_word_embeddings", default=traits.tied), final_norm_params=norm_size(traits, hidden) * traits.final_norm,
-        embedding_extra_params=extra, lm_head_bias=head_bias, towers=towers_of(Fields(raw), f, layers), native_precision=precision,
-        hf_id=hf_id, source=source, assumptions=tuple(assumptions + notes), unquantised_modules=unquantised,
-        attributes=_attributes(f),
+        embedding_extra_params=extra, lm_head_bias=head_bias, towers=towers, native_precision=precision,
+        hf_id=hf_id, source=source, assumptions=tuple(assumptions + tower_notes + notes), unquantised_modules=unquantised,
+        attributes=_attributes(f, context, layers),
     )  # fmt: skip
 
 
-def _attributes(f: Fields) -> dict[str, str]:
-    head = f.optional("head_dim") or 0
-    share = f.get("partial_rotary_factor", "rotary_pct")
-    rope = f.level("rope_parameters")
-    if share is None and rope is not None:
-        share = rope.get("partial_rotary_factor")
-    return {"rotary_share": str(share) if isinstance(share, int | float) and 0 < share <= 1 else "1", "head_dim": str(head)}
+def _attributes(f: Fields, context: int, layers: tuple[Layer, ...]) -> dict[str, str]:
+    from planner.models.config.rope import rope_elements
+
+    return {"rope_elements": str(rope_elements(f, context, layers))}
