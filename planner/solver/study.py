@@ -63,7 +63,7 @@ def accuracy_loss(model: ModelSpec, weights: Precision, kv: KvDtype) -> float:
 
 
 def searched_precisions(model: ModelSpec, pinned: str | None) -> tuple[Precision, ...]:
-    """The precisions to search: the published one, and every method that stores fewer bits than it.
+    """The precisions to search: the published one, and every method that can be applied to it and stores fewer bits.
 
     fp16 is searched only as the 16-bit fallback of bf16 models on GPUs without bf16 (the engine table decides), or
     when it is pinned.
@@ -71,7 +71,8 @@ def searched_precisions(model: ModelSpec, pinned: str | None) -> tuple[Precision
     if pinned is not None:
         return (precision(pinned),)
     native = precision(model.native_precision)
-    found = [p for p in precisions() if p.name == native.name or p.bits + p.overhead_bits < native.bits + native.overhead_bits]
+    smaller = native.bits + native.overhead_bits
+    found = [p for p in precisions() if p.name == native.name or (p.bits + p.overhead_bits < smaller and not p.native_only and p.servable)]
     if native.name == "bf16":
         found.append(precision("fp16"))
     return tuple(found)
