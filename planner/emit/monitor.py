@@ -5,7 +5,8 @@ from __future__ import annotations
 from planner.emit.layout import Layout, facts
 from planner.emit.text import HEADER, comment
 
-_QUERY = "timestamp,index,name,utilization.gpu,utilization.memory,memory.used,memory.total,power.draw,temperature.gpu,clocks.sm"
+_LOAD = "utilization.gpu,utilization.memory,memory.used,memory.total"
+_QUERY = f"timestamp,index,name,{_LOAD},power.draw,temperature.gpu,clocks.sm"
 _NVIDIA = """    smi) # every 5 s: use, memory, power, clocks
         exec nvidia-smi --query-gpu={query} --format=csv -l 5
         ;;

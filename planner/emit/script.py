@@ -37,7 +37,7 @@ def _about(layout: Layout) -> list[str]:
     lines = [
         HEADER,
         f"Serves {layout.model} with {layout.facts['title']} {dep.engine_version} in {dep.precision}:",
-        f"tensor parallel {dep.tensor_parallel}, pipeline parallel {dep.pipeline_parallel}, {layout.replicas} replica(s),",
+        f"tensor parallel {dep.tensor_parallel}, pipeline {dep.pipeline_parallel}, replicas {layout.replicas},",
         f"{layout.machines} machine(s) of {layout.offer.gpus_per_instance}x {layout.offer.gpu}.",
     ]
     if layout.checkpoint:
