@@ -1,0 +1,194 @@
+"""What the plan means on machines: replicas, nodes, ports, names. Every launch file is written from this."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from planner.engines.records import EngineSpec, PrecisionSupport, engine
+from planner.errors import InvalidValueError, NoPlanError, PlanFileError
+from planner.plan import Deployment, OfferChoice, Plan, ServeSettings
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029]")
+
+
+@cache
+def facts() -> dict[str, Any]:
+    """facts.yaml: images, ports, spellings. Read once."""
+    import yaml
+
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    data: dict[str, Any] = yaml.load(files("planner.emit").joinpath("facts.yaml").read_text("utf-8"), loader)  # noqa: S506 (safe loader)
+    return data
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The plan laid out. machines: rented machines in use; replicas_per_machine is 1 when a replica spans machines.
+
+    gpus_per_node: GPUs of one replica on one machine. dtype: what activations are computed in.
+    """
+
+    plan: Plan
+    deployment: Deployment
+    serve: ServeSettings
+    spec: EngineSpec
+    support: PrecisionSupport
+    offer: OfferChoice
+    model: str
+    vendor: str
+    machines: int
+    replicas: int
+    replicas_per_machine: int
+    nodes_per_replica: int
+    gpus_per_replica: int
+    gpus_per_node: int
+    dtype: str
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Facts of the engine (facts.yaml)."""
+        data: dict[str, Any] = facts()["engines"][self.deployment.engine]
+        return data
+
+    @property
+    def port(self) -> int:
+        """First port; replica i of a machine listens on port + i unless the engine balances itself."""
+        return int(self.facts["port"])
+
+    @property
+    def owned(self) -> bool:
+        """True when the machines are the user's own."""
+        return self.offer.tier == "owned" or self.offer.provider == "owned"
+
+    @property
+    def label(self) -> str:
+        """A name that Kubernetes, Slurm and SkyPilot accept (DNS label)."""
+        slug = re.sub(r"[^a-z0-9]+", "-", self.model.rsplit("/", 1)[-1].lower()).strip("-")[:40].strip("-")
+        return f"serve-{slug}" if slug else "serve"
+
+    @property
+    def image(self) -> tuple[str, bool]:
+        """Container image for this engine and vendor, and whether the tag was seen in use."""
+        row = self.facts["images"].get(self.vendor)
+        if row is None:
+            raise InvalidValueError(
+                f"{self.facts['title']} has no {self.vendor} image", "", "Plan with another engine: --engine vllm."
+            )
+        return row["name"].format(version=self.deployment.engine_version), bool(row["verified"])
+
+    @property
+    def kv_flag(self) -> str:
+        """The engine's own word for the KV-cache dtype."""
+        words = self.facts["kv"]
+        if self.deployment.kv_cache_dtype not in words:
+            raise InvalidValueError(
+                f"{self.facts['title']} has no KV-cache dtype {self.deployment.kv_cache_dtype!r}",
+                "",
+                f"It has {', '.join(words)}.",
+            )
+        return str(words[self.deployment.kv_cache_dtype])
+
+    @property
+    def checkpoint(self) -> str | None:
+        """Which kind of checkpoint MODEL must be; None when the plain one serves."""
+        return facts()["checkpoints"][self.deployment.precision] if self.support.needs_checkpoint else None
+
+    @property
+    def gated(self) -> bool:
+        """True when the hub asks for an accepted licence and a token."""
+        return self.model.startswith(tuple(facts()["gated"]))
+
+    @property
+    def packages(self) -> list[str]:
+        """What pip installs for this engine at this version and precision."""
+        names = [p.format(version=self.deployment.engine_version) for p in self.facts["pip"]]
+        extras = facts()["transformers_extras"] if self.deployment.engine == "transformers" else {}
+        return names + list(extras.get(self.deployment.precision, []))
+
+
+def vendor_of(gpu: str) -> str:
+    """'amd' for MI250, MI300X, ...; 'nvidia' otherwise (the only vendors an engine of the table runs on)."""
+    return "amd" if re.match(r"(amd[-_ ])?(instinct[-_ ])?mi\d", gpu.lower()) else "nvidia"
+
+
+def checked_text(value: str, what: str) -> str:
+    """value, refused when it could be read as an option or break a line: nothing emitted depends on guessing."""
+    if not value.strip():
+        raise InvalidValueError(f"{what} is empty", "the launch files need it", "Plan again with --model.")
+    if _CONTROL.search(value):
+        raise InvalidValueError(
+            f"{what} {value[:60]!r} has control characters", "they do not belong in a command", "Rename it."
+        )
+    if value.startswith("-"):
+        raise InvalidValueError(
+            f"{what} {value[:60]!r} begins with a dash", "engines read that as an option", "Write a path as ./NAME."
+        )
+    return value
+
+
+def layout_of(plan: Plan) -> Layout:
+    """The plan over its machines. NoPlanError: nothing to launch; InputError: the plan contradicts itself."""
+    dep = plan.deployment
+    if plan.status == "infeasible" or dep is None:
+        raise NoPlanError(
+            "this plan has no deployment to launch", "it is infeasible", "Relax a limit it names and solve again."
+        )
+    if plan.task != "serve" or dep.serve is None:
+        raise PlanFileError(
+            "this plan is not a serving plan", f"its task is {plan.task!r}", "Emit knows serving plans."
+        )
+    if not dep.offers or min(dep.data_parallel, dep.gpus_per_replica, *(o.gpus_per_instance for o in dep.offers)) < 1:
+        raise PlanFileError("the plan's deployment has no machines, GPUs or replicas", "", "Solve again.")
+    spec = engine(dep.engine)
+    support = next((p for p in spec.precisions if p.precision == dep.precision), None)
+    if support is None:
+        raise InvalidValueError(f"{dep.engine} does not run {dep.precision!r}", "", "Solve again.")
+    for offer in dep.offers:
+        for text in (offer.provider, offer.instance_type, offer.region, offer.gpu):
+            checked_text(text, "a name in the plan's offers")
+    checked_text(dep.engine_version, "the plan's engine version")
+    return _lay_out(plan, dep, dep.serve, spec, support)
+
+
+def _lay_out(plan: Plan, dep: Deployment, serve: ServeSettings, spec: EngineSpec, support: PrecisionSupport) -> Layout:
+    offer = dep.offers[0]
+    per_machine, per_replica = min(o.gpus_per_instance for o in dep.offers), dep.gpus_per_replica
+    nodes = -(-per_replica // per_machine)
+    if per_replica % nodes or dep.tensor_parallel % serve.attention_data_parallel:
+        raise PlanFileError(
+            f"{per_replica} GPUs of a replica do not divide over {nodes} machines of {per_machine}",
+            "engines want the same number on each",
+            "Pin --tp or --pp.",
+        )
+    if nodes > 1 and spec.multi_node == "none":
+        raise InvalidValueError(
+            f"{dep.engine} does not span machines", f"a replica needs {nodes}", "Plan with --engine vllm."
+        )
+    share = max(1, min(per_machine // per_replica, dep.data_parallel)) if nodes == 1 else 1
+    machines = dep.data_parallel * nodes if nodes > 1 else -(-dep.data_parallel // share)
+    if machines > sum(o.count for o in dep.offers):
+        raise PlanFileError(
+            f"the replicas need {machines} machines", f"the plan has {sum(o.count for o in dep.offers)}", "Solve again."
+        )
+    exact = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+    return Layout(
+        plan=plan,
+        deployment=dep,
+        serve=serve,
+        spec=spec,
+        support=support,
+        offer=offer,
+        model=checked_text(plan.model.hf_id or plan.model.name, "the model"),
+        vendor=vendor_of(offer.gpu),
+        machines=machines,
+        replicas=dep.data_parallel,
+        replicas_per_machine=share,
+        nodes_per_replica=nodes,
+        gpus_per_replica=per_replica,
+        gpus_per_node=per_replica // nodes,
+        dtype=exact.get(dep.precision, "float16" if dep.kv_cache_dtype == "fp16" else "bfloat16"),
+    )

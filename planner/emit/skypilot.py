@@ -1,0 +1,67 @@
+"""skypilot.yaml: a SkyPilot task for each offer of the plan that its clouds cover. Fields of SkyPilot 0.14.1."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from planner.emit.layout import Layout, facts
+from planner.emit.text import to_yaml, word
+from planner.plan import OfferChoice
+
+
+def refusal(layout: Layout) -> str | None:
+    """Why there is no SkyPilot task for this plan; None when there is one."""
+    if layout.owned:
+        return "the machines are your own"
+    if layout.offer.provider not in facts()["skypilot"]["clouds"]:
+        return f"SkyPilot 0.14.1 has no cloud {layout.offer.provider!r}"
+    if layout.deployment.engine == "tensorrt_llm" and layout.nodes_per_replica > 1:
+        return "TensorRT-LLM over several machines is an MPI job: use serve.slurm"
+    if layout.offer.tier == "spot" and layout.offer.provider in facts()["skypilot"]["no_spot"]:
+        return f"SkyPilot offers no spot machines on {layout.offer.provider}"
+    return None
+
+
+def resources(layout: Layout, offer: OfferChoice) -> dict[str, Any]:
+    """Cloud and region, accelerators in SkyPilot's spelling, the instance type where the names agree."""
+    table = facts()["skypilot"]
+    region = "" if offer.region in ("", "global", "any") else f"/{offer.region}"
+    block: dict[str, Any] = {"infra": f"{table['clouds'][offer.provider]}{region}"}
+    if offer.provider in table["same_instance_names"]:
+        block["instance_type"] = offer.instance_type
+    names = table["accelerators"].get(offer.gpu, {})
+    spelling = names.get(offer.provider, names.get("any"))
+    if spelling:
+        block["accelerators"] = {spelling: offer.gpus_per_instance}
+    block |= {"use_spot": offer.tier == "spot", "disk_size": disk_gb(layout), "ports": [layout.port]}
+    return block
+
+
+def disk_gb(layout: Layout) -> int:
+    """Disk for the 16-bit weights twice (download and cache) and the software, in steps of 64 GB, at least 256."""
+    weights_gb = layout.plan.model.params_total * 2 / 1e9
+    return max(256, -(-int(2 * weights_gb + 128) // 64) * 64)
+
+
+def skypilot_yaml(layout: Layout, offer: OfferChoice, machines: int) -> str:
+    """One task: `sky launch skypilot.yaml --env HF_TOKEN`."""
+    task: dict[str, Any] = {
+        "name": layout.label,
+        "resources": resources(layout, offer),
+        "num_nodes": machines,
+        "workdir": ".",
+        "envs": {"HF_TOKEN": "", "MODEL": "", "EXTRA_ARGS": ""},
+    }
+    if layout.deployment.engine == "tgi":
+        task["resources"]["image_id"] = f"docker:{layout.image[0]}"
+    else:
+        task["setup"] = "python3 -m pip install --quiet " + " ".join(word(p) for p in layout.packages) + "\n"
+    task["run"] = 'MACHINE_INDEX="$SKYPILOT_NODE_RANK" HOSTS="$SKYPILOT_NODE_IPS" bash serve.sh\n'
+    notes = [f"sky launch -c {layout.label} skypilot.yaml --env HF_TOKEN"]
+    if layout.vendor == "amd":
+        notes.append("pip builds of the engine are for NVIDIA: use an image with ROCm, see LAUNCH.md.")
+        task["resources"]["image_id"] = f"docker:{layout.image[0]}"
+        task.pop("setup", None)
+    if "accelerators" not in task["resources"] and "instance_type" not in task["resources"]:
+        notes.append(f"SkyPilot's name for {offer.gpu} is not known here: set accelerators.")
+    return to_yaml(task, notes=notes)

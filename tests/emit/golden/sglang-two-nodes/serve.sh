@@ -1,0 +1,54 @@
+#!/usr/bin/env bash
+# Written by `planner emit`; edits are lost when it runs again.
+# Serves meta-llama/Llama-3.1-70B-Instruct with SGLang 0.5.23 in bf16:
+# tensor parallel 16, pipeline 1, replicas 1,
+# 2 machine(s) of 8x h100-sxm.
+# The hub asks for an accepted licence for this model: export HF_TOKEN of an account that has it.
+# Environment: MODEL (hub id or folder), SERVED_NAME, BIND_ADDRESS, PORT, REPLICAS (here), EXTRA_ARGS.
+# A replica spans machines. Run this on each with MACHINE_INDEX (0, 1, ...) and HOSTS (all addresses, in
+# that order), or with NODE_RANK (within the replica) and MASTER_ADDR (address of its rank 0).
+set -euo pipefail
+here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+
+planned_model=meta-llama/Llama-3.1-70B-Instruct
+MODEL="${MODEL:-$planned_model}"
+SERVED_NAME="${SERVED_NAME:-$planned_model}"
+BIND_ADDRESS="${BIND_ADDRESS:-0.0.0.0}"
+PORT="${PORT:-30000}"
+read -r -a extra <<<"${EXTRA_ARGS:-}"
+MACHINE_INDEX="${MACHINE_INDEX:-0}"
+NODE_RANK="${NODE_RANK:-$((MACHINE_INDEX % 2))}"
+MASTER_ADDR="${MASTER_ADDR:-}"
+MASTER_PORT="${MASTER_PORT:-29501}"
+if [[ -z "$MASTER_ADDR" && -n "${HOSTS:-}" ]]; then
+    read -r -a hosts <<<"${HOSTS//$'\n'/ }"
+    MASTER_ADDR="${hosts[MACHINE_INDEX - NODE_RANK]}"
+fi
+if [[ -z "$MASTER_ADDR" ]]; then
+    echo "set MASTER_ADDR to the address of this replica's first machine, or HOSTS to all addresses" >&2
+    exit 2
+fi
+
+start_replica() { # replica index on this machine, port
+    local replica="$1" port="$2"
+    local -a args=(
+        --model-path "$MODEL"
+        --served-model-name "$SERVED_NAME"
+        --host "$BIND_ADDRESS"
+        --port "$port"
+        --tp-size 16
+        --pp-size 1
+        --context-length 4096
+        --max-running-requests 64
+        --chunked-prefill-size 8192
+        --kv-cache-dtype auto
+        --enable-metrics
+        --dtype bfloat16
+        --mem-fraction-static 0.9
+    )
+    args+=(--nnodes 2 --node-rank "$NODE_RANK" --dist-init-addr "$MASTER_ADDR:$MASTER_PORT")
+    echo "replica $replica on port $port" >&2
+    exec python3 -m sglang.launch_server "${args[@]}" "${extra[@]}"
+}
+
+start_replica 0 "$PORT"

@@ -1,0 +1,61 @@
+#!/usr/bin/env bash
+# Written by `planner emit`; edits are lost when it runs again.
+# Serves Qwen/Qwen3-30B-A3B with vLLM 0.33.0 in bf16:
+# tensor parallel 2, pipeline 1, replicas 2,
+# 1 machine(s) of 8x a100-sxm-80.
+# Environment: MODEL (hub id or folder), SERVED_NAME, BIND_ADDRESS, PORT, REPLICAS (here), EXTRA_ARGS.
+set -euo pipefail
+here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+
+planned_model=Qwen/Qwen3-30B-A3B
+MODEL="${MODEL:-$planned_model}"
+SERVED_NAME="${SERVED_NAME:-$planned_model}"
+BIND_ADDRESS="${BIND_ADDRESS:-0.0.0.0}"
+PORT="${PORT:-8000}"
+read -r -a extra <<<"${EXTRA_ARGS:-}"
+REPLICAS="${REPLICAS:-2}"
+
+start_replica() { # replica index on this machine, port
+    local replica="$1" port="$2"
+    local -a args=(
+        --served-model-name "$SERVED_NAME"
+        --host "$BIND_ADDRESS"
+        --port "$port"
+        --tensor-parallel-size 2
+        --pipeline-parallel-size 1
+        --max-model-len 4096
+        --max-num-seqs 64
+        --max-num-batched-tokens 8192
+        --kv-cache-dtype auto
+        --dtype bfloat16
+        --gpu-memory-utilization 0.9
+        --enable-expert-parallel
+    )
+    echo "replica $replica on port $port" >&2
+    exec vllm serve "$MODEL" "${args[@]}" "${extra[@]}"
+}
+
+if ((REPLICAS == 1)); then
+    start_replica 0 "$PORT"
+fi
+
+# One process a replica, each with its own GPUs and its own port: PORT, PORT + 1, ...
+pids=()
+stop() {
+    trap - INT TERM EXIT
+    kill "${pids[@]}" 2>/dev/null || true
+    wait "${pids[@]}" 2>/dev/null || true
+}
+trap 'stop; exit 143' INT TERM
+trap stop EXIT
+for ((replica = 0; replica < REPLICAS; replica++)); do
+    first=$((replica * 2))
+    gpus=$(seq -s, "$first" "$((first + 2 - 1))")
+    (
+        trap - INT TERM EXIT
+        export CUDA_VISIBLE_DEVICES="$gpus"
+        start_replica "$replica" "$((PORT + replica))"
+    ) &
+    pids+=("$!")
+done
+wait -n # one replica ending ends all: a supervisor then restarts the whole

@@ -1,0 +1,46 @@
+#!/usr/bin/env bash
+# Written by `planner emit`; edits are lost when it runs again.
+# Serves meta-llama/Llama-3.1-8B-Instruct with vLLM 0.33.0 in bf16:
+# tensor parallel 4, pipeline 1, replicas 3,
+# 2 machine(s) of 8x h100-sxm.
+# The hub asks for an accepted licence for this model: export HF_TOKEN of an account that has it.
+# Environment: MODEL (hub id or folder), SERVED_NAME, BIND_ADDRESS, PORT, REPLICAS (here), EXTRA_ARGS.
+# Run this on each machine with its own MACHINE_INDEX (0, 1, ...).
+set -euo pipefail
+here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+
+planned_model=meta-llama/Llama-3.1-8B-Instruct
+MODEL="${MODEL:-$planned_model}"
+SERVED_NAME="${SERVED_NAME:-$planned_model}"
+BIND_ADDRESS="${BIND_ADDRESS:-0.0.0.0}"
+PORT="${PORT:-8000}"
+read -r -a extra <<<"${EXTRA_ARGS:-}"
+MACHINE_INDEX="${MACHINE_INDEX:-0}"
+left=$((3 - MACHINE_INDEX * 2))
+REPLICAS="${REPLICAS:-$((left < 2 ? left : 2))}"
+if ((REPLICAS < 1)); then
+    echo "nothing to start on machine $MACHINE_INDEX" >&2
+    exit 2
+fi
+
+start_replica() { # replica index on this machine, port
+    local replica="$1" port="$2"
+    local -a args=(
+        --served-model-name "$SERVED_NAME"
+        --host "$BIND_ADDRESS"
+        --port "$port"
+        --tensor-parallel-size 4
+        --pipeline-parallel-size 1
+        --max-model-len 4096
+        --max-num-seqs 64
+        --max-num-batched-tokens 8192
+        --kv-cache-dtype auto
+        --dtype bfloat16
+        --gpu-memory-utilization 0.9
+        --data-parallel-size "$REPLICAS"
+    )
+    echo "replica $replica on port $port" >&2
+    exec vllm serve "$MODEL" "${args[@]}" "${extra[@]}"
+}
+
+start_replica 0 "$PORT"
