@@ -35,6 +35,23 @@ class Ranking:
         """How many limits each row breaks."""
         return np.sum([v > 0 for v in self.broken.values()], axis=0).astype(np.int64)
 
+    def shortfall(self, problem: Problem) -> NDArray[np.float64]:
+        """By how much a row breaks its limits, as a share of them, summed: 0.2 is a limit missed by 20%."""
+        limits, rows = problem.limits, problem.rows
+        allowed: dict[LimitName, IntArray | int | None] = {
+            "vram": rows.capacity_kib,
+            "ttft": limits.ttft_us,
+            "tpot": limits.tpot_us,
+            "e2e": limits.e2e_us,
+            "max_accuracy_loss": limits.accuracy_loss_ppm,
+            "budget": limits.budget_micro_usd_per_hour,
+            "max_gpus": limits.max_gpus,
+            "quota": self.machines,
+            "min_throughput": limits.min_tokens_milli_per_s,
+        }
+        shares = [over / np.maximum(1, allowed[name] or 1 if not isinstance(allowed[name], np.ndarray) else allowed[name]) for name, over in self.broken.items()]
+        return np.asarray(np.sum(shares, axis=0), dtype=np.float64)
+
     def order(self, allowed: NDArray[np.bool_]) -> IntArray:
         """Positions of the allowed rows, best first."""
         at = np.flatnonzero(allowed)

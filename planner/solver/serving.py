@@ -105,6 +105,8 @@ def alternatives(study: Study, ranking: Ranking, winner: int) -> tuple[Alternati
     problem = study.problem
     feasible = ranking.broken_count == 0
     one_broken = (ranking.broken_count == 1) & (ranking.key[:, 0] < ranking.key[winner, 0])
+    miss = np.where(one_broken, ranking.shortfall(problem), np.inf)
+    nearest = one_broken & (miss <= miss.min(initial=np.inf))
     shard_of = np.array([s for s, _ in study.space.pairs], dtype=np.int64)[study.rows.pair[study.placed.row]]
     engine_of = np.array([e for _, e in study.space.pairs], dtype=np.int64)[study.rows.pair[study.placed.row]]
     gpu = np.array([s.gpu.name for s in study.space.shards])[shard_of]
@@ -113,7 +115,7 @@ def alternatives(study: Study, ranking: Ranking, winner: int) -> tuple[Alternati
     place_provider = {c.place: str(provider[o]) for o, c in enumerate(problem.offers)}
     where = np.array([place_provider.get(int(p), "-") for p in ranking.place])
     kinds = [
-        ("cheaper, but breaks a limit" if problem.goal == "cheapest" else "better, but breaks a limit", one_broken),
+        ("cheaper, but just breaks a limit" if problem.goal == "cheapest" else "better, but just breaks a limit", nearest),
         ("other hardware", feasible & (gpu != gpu[winner])),
         ("other precision", feasible & (precision != precision[winner])),
         ("other provider", feasible & (where != where[winner])),

@@ -24,6 +24,7 @@ from planner.space.hardware_classes import group_offers, offer_limit
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+WORTH_CONVERTING = 0.75
 SEARCHED_KV = ("bf16", "fp16", "fp8")
 MAX_THROUGHPUT_REPLICAS = 4096
 
@@ -63,7 +64,7 @@ def accuracy_loss(model: ModelSpec, weights: Precision, kv: KvDtype) -> float:
 
 
 def searched_precisions(model: ModelSpec, pinned: str | None) -> tuple[Precision, ...]:
-    """The precisions to search: the published one, and every method that can be applied to it and stores fewer bits.
+    """The precisions to search: the published one, and every method that can be applied to it and saves a quarter of its bits.
 
     fp16 is searched only as the 16-bit fallback of bf16 models on GPUs without bf16 (the engine table decides), or
     when it is pinned.
@@ -71,8 +72,8 @@ def searched_precisions(model: ModelSpec, pinned: str | None) -> tuple[Precision
     if pinned is not None:
         return (precision(pinned),)
     native = precision(model.native_precision)
-    smaller = native.bits + native.overhead_bits
-    found = [p for p in precisions() if p.name == native.name or (p.bits + p.overhead_bits < smaller and not p.native_only and p.servable)]
+    smaller = WORTH_CONVERTING * (native.bits + native.overhead_bits)
+    found = [p for p in precisions() if p.name == native.name or (p.bits + p.overhead_bits <= smaller and not p.native_only and p.servable)]
     if native.name == "bf16":
         found.append(precision("fp16"))
     return tuple(found)
