@@ -54,6 +54,33 @@ class ServeSettings:
 
 
 @dataclass(frozen=True)
+class TrainSettings:
+    """Framework settings of a training run (Deployment.engine names the framework, Deployment.precision the compute dtype).
+
+    checkpoint_interval: layers per activation checkpoint (0 = none, 1 = every layer). offload: none, optimizer, or
+    optimizer+parameters (to host memory). global_batch_size in sequences of seq_len tokens, of all data-parallel ranks.
+    layers_per_stage: decoder layers of each pipeline stage, first to last (None = one stage).
+    """
+
+    method: Literal["full", "lora", "qlora"]
+    zero_stage: int
+    micro_batch_size: int
+    gradient_accumulation_steps: int
+    checkpoint_interval: int
+    offload: str
+    optimizer: str
+    seq_len: int
+    global_batch_size: int
+    steps: int
+    packing: bool = True
+    lora_rank: int | None = None
+    lora_targets: tuple[str, ...] = ()
+    frozen_precision: str | None = None
+    chunked_loss: bool = False
+    layers_per_stage: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
 class Deployment:
     """What to start, on what. data_parallel = replicas; gpus = in use (not in the rented machines)."""
 
@@ -69,7 +96,7 @@ class Deployment:
     gpus: int
     offers: tuple[OfferChoice, ...]
     serve: ServeSettings | None = None
-    train: dict[str, Any] | None = None
+    train: TrainSettings | None = None
 
     @property
     def gpus_per_replica(self) -> int:

@@ -103,3 +103,89 @@ class ServeRequest:
     time_limit_s: float = 30.0
     seed: int = 0
     task: Literal["serve"] = "serve"
+
+
+TrainMethod = Literal["full", "lora", "qlora"]
+METHODS: tuple[TrainMethod, ...] = ("full", "lora", "qlora")
+OPTIMIZERS = ("adamw", "adamw-bf16", "adamw-8bit", "paged-adamw-8bit", "adafactor", "muon")
+TRAIN_PRECISIONS = ("bf16", "fp16", "fp8")
+OFFLOADS = ("none", "optimizer", "optimizer+parameters")
+
+
+@dataclass(frozen=True)
+class TrainJob:
+    """What is trained: everything the estimators need besides model, hardware and layout.
+
+    tokens: of the whole run (samples x epochs x mean length are turned into it before). seq_len: tokens of one packed
+    sequence. batch_tokens_low .. high: global batch the user allows, in tokens (equal = fixed; None = the solver's
+    default range). optimizer: adamw keeps fp32 states and fp32 masters, adamw-bf16 keeps all in bf16.
+    """
+
+    method: TrainMethod = "full"
+    tokens: float = 1e9
+    seq_len: int = 4096
+    packing: bool = True
+    batch_tokens_low: float | None = None
+    batch_tokens_high: float | None = None
+    optimizer: str = "adamw"
+    precision: str = "bf16"
+    lora_rank: int = 16
+    lora_targets: tuple[str, ...] = ("attention", "mlp")
+    frozen_precision: str | None = None
+    chunked_loss: bool = False
+
+    def __post_init__(self) -> None:
+        _check_positive(self.tokens, "--tokens", "--tokens 1B")
+        _check_positive(self.seq_len, "--seq-len", "--seq-len 8192")
+        _check_positive(self.batch_tokens_low, "--global-batch", "--global-batch 1M")
+        _check_positive(self.batch_tokens_high, "--global-batch", "--global-batch 1M")
+        _check_positive(self.lora_rank, "--lora-rank", "--lora-rank 16")
+
+
+@dataclass(frozen=True)
+class TrainLimits:
+    """What the answer must keep. None = no limit. deadline and step in seconds; budget for the whole run, rate per hour."""
+
+    deadline_s: float | None = None
+    step_s: float | None = None
+    budget_usd: float | None = None
+    budget_usd_per_hour: float | None = None
+    max_gpus: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_positive(self.deadline_s, "--deadline", "--deadline 24h")
+        _check_positive(self.step_s, "--step-time", "--step-time 10s")
+        _check_positive(self.budget_usd, "--budget", "--budget 500")
+        _check_positive(self.budget_usd_per_hour, "--budget", "--budget 20/h")
+        _check_positive(self.max_gpus, "--max-gpus", "--max-gpus 64")
+
+
+@dataclass(frozen=True)
+class TrainPins:
+    """Axes fixed by the user; None = the solver decides."""
+
+    framework: str | None = None
+    tensor_parallel: int | None = None
+    pipeline_parallel: int | None = None
+    context_parallel: int | None = None
+    data_parallel: int | None = None
+    expert_parallel: int | None = None
+    zero_stage: int | None = None
+    micro_batch_size: int | None = None
+    checkpoint_interval: int | None = None
+    offload: str | None = None
+
+
+@dataclass(frozen=True)
+class TrainRequest:
+    """A training problem: cheapest or fastest run of `job` on `model` that keeps all `limits`."""
+
+    model: str
+    goal: Goal = "cheapest"
+    job: TrainJob = field(default_factory=TrainJob)
+    limits: TrainLimits = field(default_factory=TrainLimits)
+    hardware: HardwareFilter = field(default_factory=HardwareFilter)
+    pins: TrainPins = field(default_factory=TrainPins)
+    time_limit_s: float = 30.0
+    seed: int = 0
+    task: Literal["train"] = "train"
