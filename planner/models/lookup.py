@@ -16,13 +16,13 @@ from typing import Any
 Record = dict[str, Any]
 
 _SUFFIXES = (
-    (re.compile(r"[-_.](fp8[-_]dynamic|fp8|w8a8[-_]fp8)$"), "fp8"),
-    (re.compile(r"[-_.](quantized[-_.])?(w8a8|int8)$"), "int8-w8a8"),
-    (re.compile(r"[-_.](quantized[-_.])?w4a16$"), "int4-gptq"),
-    (re.compile(r"[-_.](gptq[-_]int4|gptq[-_]4bit|gptq)$"), "int4-gptq"),
-    (re.compile(r"[-_.](awq[-_]int4|awq[-_]4bit|awq)$"), "int4-awq"),
-    (re.compile(r"[-_.](unsloth[-_])?bnb[-_]4bit$"), "bnb-nf4"),
-    (re.compile(r"[-_.](nvfp4|fp4)$"), "nvfp4"),
+    (re.compile(r"[-_. ](fp8[-_]dynamic|fp8|w8a8[-_]fp8)$"), "fp8"),
+    (re.compile(r"[-_. ](quantized[-_.])?(w8a8|int8)$"), "int8-w8a8"),
+    (re.compile(r"[-_. ](quantized[-_.])?w4a16$"), "int4-gptq"),
+    (re.compile(r"[-_. ](gptq[-_]int4|gptq[-_]4bit|gptq)$"), "int4-gptq"),
+    (re.compile(r"[-_. ](awq[-_]int4|awq[-_]4bit|awq)$"), "int4-awq"),
+    (re.compile(r"[-_. ](unsloth[-_])?bnb[-_]4bit$"), "bnb-nf4"),
+    (re.compile(r"[-_. ](nvfp4|fp4)$"), "nvfp4"),
 )  # fmt: skip
 
 

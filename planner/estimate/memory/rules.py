@@ -47,12 +47,13 @@ class RuntimeRules:
 
 @dataclass(frozen=True)
 class GraphRules:
-    """CUDA graphs: base + layers x (per_layer + hidden x per_layer_hidden), plus moe_layer for expert layers."""
+    """CUDA graphs: base + layers x (per_layer + hidden x per_layer_hidden - log2(TP) x per_layer_tp) + expert layers x moe_layer."""
 
     base_gib: float
     per_layer_gib: float
     per_layer_hidden_gib: float
     moe_layer_gib: float
+    per_layer_tp_gib: float
 
 
 @dataclass(frozen=True)
