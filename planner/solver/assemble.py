@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from planner.clock import today
 from planner.engines.records import EngineSpec
 from planner.estimate.cost.serving import usd_per_million_output_tokens
 from planner.estimate.operating_point import take
@@ -161,7 +162,7 @@ def provenance(catalog: Catalog, offers: tuple[OfferChoice, ...]) -> Provenance:
     dates = [dt.date.fromisoformat(o.observed_at) for o in offers if o.tier != "owned"]
     newest = catalog.newest_price
     oldest = min(dates) if dates else None
-    age = None if oldest is None else (dt.date.today() - oldest).days
+    age = None if oldest is None else (today() - oldest).days
     return Provenance(version(), newest.isoformat() if newest else None, age)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from typing import TYPE_CHECKING
 
+from planner.clock import today
 from planner.hardware.owned import owned_notes
 from planner.hardware.records import Catalog
 from planner.models.precision import precision as precision_of
@@ -66,7 +67,7 @@ def warnings(study: Study, row: int, offers: Sequence[OfferChoice]) -> tuple[str
     _, shard, engine, _ = parts(study, row)
     lines = []
     for offer in offers:
-        age = (dt.date.today() - dt.date.fromisoformat(offer.observed_at)).days
+        age = (today() - dt.date.fromisoformat(offer.observed_at)).days
         if offer.tier != "owned" and age > STALE_DAYS:
             lines.append(f"The price of {offer.provider} {offer.instance_type} is {age} days old ({offer.observed_at}): check it before you rent.")
     support = engine.support(shard.precision.name, shard.gpu)
