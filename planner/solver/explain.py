@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.solver.constraints import Programme, total_cost, total_gpus, total_tokens
-from planner.solver.problem import ALL_LIMITS, IntArray, LimitName, Problem, excess
+from planner.solver.constraints import Programme, hourly_cost, total_cost, total_gpus, total_tokens
+from planner.solver.problem import ALL_LIMITS, ROW_LIMITS, IntArray, LimitName, Problem, excess
 from planner.solver.ranking import Ranking
 from planner.solver.search import Answer, Objective, solve_problem
 
@@ -25,8 +25,8 @@ def clashing_limits(problem: Problem, time_limit_s: float = 10.0) -> tuple[Limit
     """
     if not feasible_without(problem, frozenset(ALL_LIMITS), time_limit_s):
         return ()
-    core = list(ALL_LIMITS)
-    for name in ALL_LIMITS:
+    core: list[LimitName] = [n for n in ALL_LIMITS if n in problem.limits or n == "quota"]
+    for name in tuple(core):
         rest = [n for n in core if n != name]
         if not feasible_without(problem, frozenset(ALL_LIMITS) - frozenset(rest), time_limit_s):
             core = rest
@@ -56,11 +56,12 @@ def _over_quota(p: Programme) -> object:
 def smallest_relaxation(problem: Problem, name: LimitName, time_limit_s: float = 10.0) -> Answer | None:
     """The answer that breaks only `name`, by as little as possible; None when dropping it alone does not help."""
     objective: Objective
-    if name in ("vram", "ttft", "tpot", "e2e", "max_accuracy_loss"):
+    if name in ROW_LIMITS:
         objective = _row_excess(name)
     else:
         objective = {
             "budget": ("min", total_cost),
+            "budget_per_hour": ("min", hourly_cost),
             "max_gpus": ("min", total_gpus),
             "quota": ("min", _over_quota),
             "min_throughput": ("max", total_tokens),
@@ -86,7 +87,7 @@ def binding_limits(problem: Problem, ranking: Ranking, winner_key: IntArray) -> 
     count = ranking.broken_count
     better = ranking.key[:, 0] < winner_key[0]
     found = []
-    for name in ALL_LIMITS:
+    for name in ranking.broken:
         rows = ranking.order(better & (count == 1) & (ranking.broken[name] > 0))
         if len(rows):
             found.append(Binding(name, int(rows[0])))

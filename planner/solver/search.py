@@ -8,26 +8,22 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from planner.errors import PlannerError
-from planner.solver.constraints import Programme, build, fix_throughput, latency, latency_step, total_cost, total_gpus, total_tokens
+from planner.solver.constraints import Programme, build, duration, duration_step, fix_throughput, total_cost, total_gpus, total_tokens
 from planner.solver.problem import ALL_LIMITS, LimitName, Problem
 
 Expression = Callable[[Programme], Any]
 Objective = tuple[Literal["min", "max"], Expression]
 
 
-def _latency_then_gpus(p: Programme) -> Any:
-    """E2E first, GPUs second, in one number (GPUs stay below 2**20)."""
-    return latency(p) * 2**20 + total_gpus(p)
-
-
-def _cost_alone(p: Programme) -> Any:
-    return total_cost(p)
+def duration_then_gpus(p: Programme) -> Any:
+    """Duration first, GPUs second, in one number (GPUs stay below 2**16)."""
+    return duration(p) * 2**16 + total_gpus(p)
 
 
 OBJECTIVES: dict[str, tuple[Objective, ...]] = {
-    "cheapest": (("min", total_cost), ("min", _latency_then_gpus)),
-    "fastest": (("min", latency_step), ("min", _cost_alone), ("min", _latency_then_gpus)),
-    "throughput": (("max", total_tokens), ("min", _cost_alone), ("min", _latency_then_gpus)),
+    "cheapest": (("min", total_cost), ("min", duration_then_gpus)),
+    "fastest": (("min", duration_step), ("min", total_cost), ("min", duration_then_gpus)),
+    "throughput": (("max", total_tokens), ("min", total_cost), ("min", duration_then_gpus)),
 }
 
 

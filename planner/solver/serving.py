@@ -67,7 +67,7 @@ def _key(problem: Problem, row: int, answer: Answer) -> np.ndarray:  # type: ign
     rows = problem.rows
     cost = sum(problem.offers[o].micro_usd_per_hour * n for o, n in answer.machines.items())
     tokens = int(rows.tokens_milli_per_s[row]) * answer.replicas
-    first = {"cheapest": cost, "fastest": int(rows.latency_bucket[row]), "throughput": -tokens}[problem.goal]
+    first = {"cheapest": cost, "fastest": int(rows.duration_bucket[row]), "throughput": -tokens}[problem.goal]
     return np.array([first], dtype=np.int64)
 
 
@@ -120,7 +120,7 @@ def alternatives(study: Study, ranking: Ranking, winner: int) -> tuple[Alternati
         ("other precision", feasible & (precision != precision[winner])),
         ("other provider", feasible & (where != where[winner])),
         ("other engine", feasible & (engine_of != engine_of[winner])),
-        ("lower latency", feasible & (problem.rows.e2e_us < 0.8 * problem.rows.e2e_us[winner])),
+        ("lower latency", feasible & (problem.rows.duration_us < 0.8 * problem.rows.duration_us[winner])),
     ]
     found: list[Alternative] = []
     seen: set[tuple[object, ...]] = set()

@@ -18,8 +18,6 @@ from planner.solver.serving import WIDE, machines_of
 from planner.solver.study import Study, make_study, memory_pairs
 from planner.units import GIB
 
-GIB_KIB = 2**20
-
 
 @dataclass(frozen=True)
 class Estimate:
@@ -56,18 +54,18 @@ def estimate_serving(request: ServeRequest, model: ModelSpec, catalog: Catalog) 
     fitting = ranking.broken_count == 0
     order = ranking.order(fitting & plain)
     if not len(order):
-        missing = study.problem.rows.required_kib - study.problem.rows.capacity_kib
+        missing = study.problem.rows.metrics["vram"]
         order = np.flatnonzero(plain)[np.argsort(missing[plain], kind="stable")]
     row = int(order[0])
     taken, replicas = machines_of(study.problem, ranking, row), int(ranking.replicas[row])
     deployed = assemble.deployment(study, row, replicas, taken)
-    rows = study.problem.rows
+    rows, at = study.problem.rows, int(study.placed.row[row])
     return Estimate(
         deployed,
         assemble.memory_use(study, row),
-        bool(rows.required_kib[row] <= rows.capacity_kib[row]),
-        round(int(rows.required_kib[row]) / GIB_KIB, 3),
-        round(int(rows.capacity_kib[row]) / GIB_KIB, 3),
+        bool(rows.metrics["vram"][row] <= 0),
+        round(float(study.rows.required_bytes[at]) / GIB, 3),
+        round(float(study.rows.capacity_bytes[at]) / GIB, 3),
         assemble.predicted(study, row, replicas),
         assemble.cost(study, row, replicas, taken),
         words.assumptions(study, catalog),

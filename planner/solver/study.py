@@ -17,7 +17,7 @@ from planner.hardware.records import Catalog, Offer
 from planner.models.precision import KvDtype, Precision, kv_dtype, kv_dtypes, precision, precisions
 from planner.models.spec import ModelSpec
 from planner.request import ServeRequest, Workload
-from planner.solver.problem import UNBOUNDED, LimitValues, OfferColumn, Problem, Rows, latency_bucket
+from planner.solver.problem import UNBOUNDED, LimitName, OfferColumn, Problem, Rows, duration_bucket
 from planner.space.candidates import Axes, Space, build_space, pinned_rule
 from planner.space.hardware_classes import group_offers, offer_limit
 
@@ -284,34 +284,33 @@ def integer_rows(study: Study) -> Rows:
         replicas_per_node=shapes[:, 0],
         nodes_per_replica=shapes[:, 1],
         gpus_per_replica=shapes[:, 2],
-        required_kib=np.ceil(rows.required_bytes / 1024).astype(np.int64),
-        capacity_kib=np.floor(rows.capacity_bytes / 1024).astype(np.int64),
-        ttft_us=_microseconds(rows.ttft_p95_s),
-        tpot_us=_microseconds(rows.tpot_s),
-        e2e_us=e2e,
-        latency_bucket=latency_bucket(e2e),
-        accuracy_loss_ppm=np.rint(loss * 1e4).astype(np.int64),
+        duration_us=e2e,
+        duration_bucket=duration_bucket(e2e),
         tokens_milli_per_s=np.floor(rows.output_tokens_per_s * 1e3).astype(np.int64),
+        metrics={
+            "vram": np.ceil((rows.required_bytes - rows.capacity_bytes) / 1024).astype(np.int64),
+            "ttft": _microseconds(rows.ttft_p95_s),
+            "tpot": _microseconds(rows.tpot_s),
+            "e2e": e2e,
+            "max_accuracy_loss": np.rint(loss * 1e4).astype(np.int64),
+        },
     )
 
 
-def limit_values(request: ServeRequest) -> LimitValues:
-    """The limits in the solver's units, rounded to the safe side."""
+def limit_values(request: ServeRequest) -> dict[LimitName, int]:
+    """The limits in the solver's units, rounded to the safe side. VRAM is always one: nothing may be missing."""
     limits = request.limits
-
-    def micro(seconds: float | None) -> int | None:
-        return None if seconds is None else int(np.floor(seconds * 1e6 + 1e-6))
-
-    tokens = limits.min_throughput_tokens_per_s
-    return LimitValues(
-        micro(limits.ttft_s),
-        micro(limits.tpot_s),
-        micro(limits.e2e_s),
-        round(limits.max_accuracy_loss_percent * 1e4),
-        None if limits.budget_usd_per_hour is None else int(np.floor(limits.budget_usd_per_hour * 1e6 + 1e-6)),
-        limits.max_gpus,
-        None if tokens is None else int(np.ceil(tokens * 1e3)),
-    )
+    values: dict[LimitName, float | None] = {
+        "vram": 0.0,
+        "ttft": None if limits.ttft_s is None else limits.ttft_s * 1e6,
+        "tpot": None if limits.tpot_s is None else limits.tpot_s * 1e6,
+        "e2e": None if limits.e2e_s is None else limits.e2e_s * 1e6,
+        "max_accuracy_loss": limits.max_accuracy_loss_percent * 1e4,
+        "budget": None if limits.budget_usd_per_hour is None else limits.budget_usd_per_hour * 1e6,
+        "max_gpus": limits.max_gpus,
+        "min_throughput": limits.min_throughput_tokens_per_s and -(-limits.min_throughput_tokens_per_s * 1e3 // 1),
+    }
+    return {name: int(np.floor(value + 1e-6)) for name, value in values.items() if value is not None}
 
 
 def free_replicas(problem: Problem) -> Rows:

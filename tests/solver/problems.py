@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner.solver.problem import LimitValues, OfferColumn, Problem, Rows, latency_bucket
+from planner.solver.problem import OfferColumn, Problem, Rows, duration_bucket
 
 
 def random_problem(seed: int, goal: str | None = None) -> Problem:
@@ -27,14 +27,16 @@ def random_problem(seed: int, goal: str | None = None) -> Problem:
         replicas_per_node=per_node,
         nodes_per_replica=nodes,
         gpus_per_replica=np.maximum(gpus_per_node[hardware] // np.maximum(per_node, 1), 1) * nodes,
-        required_kib=g.integers(1, 12, n),
-        capacity_kib=g.integers(5, 14, n),
-        ttft_us=g.integers(1, 10, n) * 50_000,
-        tpot_us=g.integers(1, 10, n) * 10_000,
-        e2e_us=e2e,
-        latency_bucket=latency_bucket(e2e),
-        accuracy_loss_ppm=g.choice([0, 3_000, 9_000, 20_000], n),
+        duration_us=e2e,
+        duration_bucket=duration_bucket(e2e),
         tokens_milli_per_s=g.integers(1, 9, n) * 100_000,
+        metrics={
+            "vram": g.integers(1, 12, n) - g.integers(5, 14, n),
+            "ttft": g.integers(1, 10, n) * 50_000,
+            "tpot": g.integers(1, 10, n) * 10_000,
+            "e2e": e2e,
+            "max_accuracy_loss": g.choice([0, 3_000, 9_000, 20_000], n),
+        },
     )
     offers = tuple(
         OfferColumn(
@@ -50,13 +52,15 @@ def random_problem(seed: int, goal: str | None = None) -> Problem:
     def maybe(low: int, high: int, step: int, chance: float = 0.4) -> int | None:
         return int(g.integers(low, high)) * step if g.random() < chance else None
 
-    limits = LimitValues(
-        ttft_us=maybe(2, 9, 50_000),
-        tpot_us=maybe(2, 9, 10_000),
-        e2e_us=maybe(8, 40, 250_000),
-        accuracy_loss_ppm=maybe(0, 3, 10_000, 0.6),
-        budget_micro_usd_per_hour=maybe(5, 80, 100_000),
-        max_gpus=maybe(1, 20, 1),
-        min_tokens_milli_per_s=maybe(1, 20, 100_000, 0.2),
-    )
+    limits = {
+        "vram": 0,
+        "ttft": maybe(2, 9, 50_000),
+        "tpot": maybe(2, 9, 10_000),
+        "e2e": maybe(8, 40, 250_000),
+        "max_accuracy_loss": maybe(0, 3, 10_000, 0.6),
+        "budget": maybe(5, 80, 100_000),
+        "max_gpus": maybe(1, 20, 1),
+        "min_throughput": maybe(1, 20, 100_000, 0.2),
+    }
+    limits = {name: value for name, value in limits.items() if value is not None}
     return Problem(goal, rows, offers, limits)
