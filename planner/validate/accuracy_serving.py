@@ -54,6 +54,7 @@ class Case:
     kind: str
     load: float | None
     metric: str
+    replicas: int = 1
 
 
 @cache
@@ -82,7 +83,7 @@ def _number(text: str, default: float | None = None) -> float:
 def _precision(text: str, model: ModelSpec, gpu: Gpu) -> Precision:
     name = _match("precisions", text)[0]
     native = precision(model.native_precision)
-    if name == "native" or (native.bits < 16 and abs(native.bits - precision(name).bits) < 1):
+    if name == "native" or model.native_precision != "bf16" and native.bits < 16 and text != "bf16":
         return native
     found = precision(name)
     if text.lower().startswith("exl2-"):
@@ -132,7 +133,7 @@ def read_case(index: int, row: dict[str, str], catalog: Catalog) -> Case:
     engine = EngineSpec(engine_name, generation, (gpu.vendor,), 0.0, batching, True, True, True, True, "any", "", (), {}, "", False)
     tokens, output = _lengths(row)
     load = _load(row, tensor * pipeline, replicas)
-    return Case(index, model, shard, engine, budget, tokens, output, row["load_kind"], load, row["metric"])
+    return Case(index, model, shard, engine, budget, tokens, output, row["load_kind"], load, row["metric"], replicas)
 
 
 def _smallest_group(model: ModelSpec, gpu: Gpu, weights: Precision, gpus: int) -> tuple[int, int]:
@@ -251,7 +252,7 @@ def _pick(batch: _Batch, index: IntArray, values: dict[str, FloatArray]) -> Floa
             value /= case.shard.gpus
         elif case.metric == "req_s":
             value /= case.output_tokens
-        out[j] = value
+        out[j] = value * case.replicas if name == "throughput" else value
     return out
 
 
@@ -297,12 +298,7 @@ def _saturated(batch: _Batch, index: IntArray) -> FloatArray:
     """Everything queued at once: as many running as memory holds."""
     caps = np.array([batch.cases[i].load or slots(batch.cases[i]) for i in index])
     full = _rows(batch, index, caps, users=caps)
-    replicas = np.array([_replicas(batch.cases[i]) for i in index])
-    return _pick(batch, index, {"throughput": full.max_rate_per_s * batch.workload.output_tokens * replicas, "ttft": full.ttft_mean_s, "tpot": full.tpot_s})
-
-
-def _replicas(case: Case) -> float:
-    return 1.0
+    return _pick(batch, index, {"throughput": full.max_rate_per_s * batch.workload.output_tokens, "ttft": full.ttft_mean_s, "tpot": full.tpot_s})
 
 
 def _online(batch: _Batch, index: IntArray) -> FloatArray:
