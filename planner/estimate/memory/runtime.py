@@ -1,0 +1,32 @@
+"""Memory that no tensor explains: context, communication buffers, CUDA graphs."""
+
+from __future__ import annotations
+
+from planner.estimate.memory.rules import MemoryRules
+from planner.models.spec import ModelSpec, MoeMlp
+from planner.space.shard import Shard
+from planner.units import GIB
+
+_FAST = ("nvswitch", "nvlink-mesh", "xgmi-mesh")
+
+
+def runtime_bytes(rules: MemoryRules, tensor_parallel: int, pipeline_parallel: int, fast_link: bool) -> float:
+    """Bytes outside the framework's allocator: more with tensor parallel over fast links (all-reduce workspaces)."""
+    r = rules.runtime
+    if tensor_parallel > 1:
+        return (r.tp_base_gib + r.tp_per_rank_gib * tensor_parallel if fast_link else r.tp_plain_gib) * GIB
+    return (r.pipeline_gib if pipeline_parallel > 1 else r.single_gib) * GIB
+
+
+def shard_runtime_bytes(rules: MemoryRules, shard: Shard) -> float:
+    """runtime_bytes of a shard, by its link."""
+    fast = shard.tensor_link is not None and shard.tensor_link.kind in _FAST
+    return runtime_bytes(rules, shard.tensor_parallel, shard.pipeline_parallel, fast)
+
+
+def graphs_bytes(rules: MemoryRules, model: ModelSpec, tensor_parallel: int, stage_layers: int) -> float:
+    """CUDA graphs of one stage; they grow with its layers and their width, and a little less with tensor parallel."""
+    g = rules.graphs
+    moe = sum(n for layer, n in model.layer_groups if isinstance(layer.mlp, MoeMlp)) / max(1, len(model.layers))
+    per_layer = g.per_layer_gib + model.hidden * g.per_layer_hidden_gib + moe * g.moe_layer_gib
+    return (g.base_gib + stage_layers * per_layer / tensor_parallel**0.2) * GIB if g.base_gib or g.per_layer_gib else 0.0
