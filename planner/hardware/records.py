@@ -9,7 +9,18 @@ import datetime as dt
 from dataclasses import dataclass, field
 from typing import Literal
 
-LinkKind = Literal["none", "nvswitch", "nvlink-mesh", "nvlink-bridge", "xgmi-mesh", "pcie-p2p", "pcie-host", "ici", "fabric-rdma", "fabric-tcp"]
+LinkKind = Literal[
+    "none",
+    "nvswitch",
+    "nvlink-mesh",
+    "nvlink-bridge",
+    "xgmi-mesh",
+    "pcie-p2p",
+    "pcie-host",
+    "ici",
+    "fabric-rdma",
+    "fabric-tcp",
+]
 Tier = Literal["on_demand", "spot", "reserved", "owned"]
 
 
@@ -19,6 +30,8 @@ class Gpu:
 
     peak_tflops: dense rates with fp32 accumulate, by compute dtype (fp32, tf32, fp16, bf16, fp8, int8, fp4);
     a dtype that is absent has no tensor hardware. memory_gb is the label, usable_gib what an engine finds.
+    default_link: name of the link between several of these in one machine; bridge_link: with an NVLink bridge added.
+    unverified: fields whose value no restatable source confirms ('p2p' = peer access over PCIe).
     """
 
     name: str
@@ -30,11 +43,13 @@ class Gpu:
     peak_tflops: dict[str, float]
     compute_capability: float | None
     pcie_gen: int
-    tdp_w: float
+    tdp_w: float | None
     aliases: tuple[str, ...] = ()
     unverified: tuple[str, ...] = ()
     source: str = ""
     caveat: str = ""
+    default_link: str = ""
+    bridge_link: str = ""
 
     def __hash__(self) -> int:
         return hash(self.name)
@@ -45,6 +60,8 @@ class Link:
     """How GPUs reach each other. bandwidth is per GPU and direction; latency_us is one hop of a small message.
 
     measured_busbw_gb_per_s: bus bandwidth of a large all-reduce where it was measured, else None.
+    per_peer_gb_per_s: most that two GPUs get between them (a mesh splits its bandwidth), None = all of it.
+    beyond: link to the other GPUs of the machine when it holds more than max_gpus (NVLink bridges), None = unreachable.
     """
 
     name: str
@@ -55,6 +72,8 @@ class Link:
     measured_busbw_gb_per_s: float | None = None
     verified: bool = True
     source: str = ""
+    per_peer_gb_per_s: float | None = None
+    beyond: Link | None = None
 
     def __hash__(self) -> int:
         return hash((self.name, self.bandwidth_gb_per_s))
@@ -66,6 +85,7 @@ class Instance:
 
     link: link between GPUs of the node. fabric: link between nodes (per GPU share of the node's bandwidth), None when
     the machine cannot be clustered or nobody says how. ram_gib and nvme_gb are per machine; None = not stated.
+    network_gbit_per_s: all network of the machine. unpriced: why there is no price ('' when there is one).
     """
 
     provider: str
@@ -79,6 +99,8 @@ class Instance:
     nvme_gb: float | None
     max_count: int | None = None
     caveat: str = ""
+    network_gbit_per_s: float | None = None
+    unpriced: str = ""
 
     def __hash__(self) -> int:
         return hash((self.provider, self.name))
