@@ -82,8 +82,9 @@ def _number(text: str, default: float | None = None) -> float:
 
 def _precision(text: str, model: ModelSpec, gpu: Gpu) -> Precision:
     name = _match("precisions", text)[0]
-    native = precision(model.native_precision)
-    if name == "native" or model.native_precision != "bf16" and native.bits < 16 and text != "bf16":
+    stored = [v for k, v in _tables()["checkpoints"].items() if k in model.name.lower()]
+    native = precision(stored[0] if stored else model.native_precision)
+    if name == "native" or native.bits < 16:
         return native
     found = precision(name)
     if text.lower().startswith("exl2-"):
@@ -98,9 +99,9 @@ def _parallel(row: dict[str, str]) -> tuple[int, int, int, int]:
     note = {k: int(v) for k, v in re.findall(r"(attn_dp|moe_tp|moe_ep)=(\d+)", row["note"])}
     pipeline = int(_number(row["pp"], 1))
     tensor = int(_number(row["tp"], 0)) or int(_number(row["n_gpus"], 1)) // pipeline
-    attention = max(1, note.get("attn_dp", 1))
     experts = note.get("moe_ep", 1) or 1
-    return max(1, tensor * (attention if attention > 1 and tensor * attention <= int(_number(row["n_gpus"], 1)) else 1)), pipeline, experts, attention
+    group = max(tensor * max(1, note.get("attn_dp", 1)), note.get("moe_tp", 1) * experts, 1)
+    return group, pipeline, experts, max(1, group // max(tensor, 1))
 
 
 def _links(gpu: Gpu, catalog: Catalog) -> Link | None:
@@ -123,7 +124,8 @@ def read_case(index: int, row: dict[str, str], catalog: Catalog) -> Case:
     model = load_model(_tables()["models"].get(row["model"].lower(), row["model"]), offline=True)
     weights = _precision(row["precision_w"], model, gpu)
     peak_flops(gpu, weights.compute_dtype)
-    kv = kv_dtype("fp8" if row["kv_dtype"] == "fp8" else "bf16")
+    unsaid_8bit = not row["kv_dtype"] and weights.bits <= 8 and not weights.weight_only and "fp8" in gpu.peak_tflops
+    kv = kv_dtype("fp8" if row["kv_dtype"] == "fp8" or unsaid_8bit else "bf16")
     tensor, pipeline, experts, attention = _parallel(row)
     replicas = 1
     if row["load_kind"].startswith("mlperf"):
@@ -181,7 +183,7 @@ def slots(case: Case) -> float:
             elif hasattr(mixer, "cache_dim"):
                 per_token += count * mixer.cache_dim
     tokens = free / max(per_token * shard.kv_dtype.bytes_per_element / shard.pipeline_parallel, 1e-9)
-    return float(np.clip(tokens / (case.input_tokens + case.output_tokens), 1.0, table["max_num_seqs"]["value"]))
+    return float(np.clip(tokens / (case.input_tokens + case.output_tokens / 2), 1.0, table["max_num_seqs"]["value"]))
 
 
 def replay(rows: list[dict[str, str]], catalog: Catalog | None = None) -> list[Prediction]:
@@ -278,7 +280,7 @@ def _rows(batch: _Batch, index: IntArray, caps: FloatArray | None, **load: Float
 def _closed(batch: _Batch, index: IntArray) -> FloatArray:
     """N users; the first round arrives at once, so a share of the requests waits for half of its prefills."""
     users = np.array([batch.cases[i].load or 1.0 for i in index])
-    caps = np.array([slots(batch.cases[i]) for i in index])
+    caps = np.minimum(np.array([slots(batch.cases[i]) for i in index]), np.maximum(users - batch.timing.reserved_slots[batch.engine[index]], 1))
     steady = _rows(batch, index, caps, users=users)
     burst = _burst_s(batch, index, users)
     share = 1 / _tables()["closed_loop_rounds"]["value"] * np.array([float(batch.cases[i].kind == "closed_loop") for i in index])
