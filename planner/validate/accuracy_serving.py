@@ -19,7 +19,8 @@ from planner.engines.records import EngineSpec
 from planner.errors import PlannerError
 from planner.estimate.time.engine_time import EngineTiming, engine_timing
 from planner.estimate.time.kernels import peak_flops
-from planner.estimate.time.serving import LoadRows, ServingTime, batch_prefill_s, decode_step_s, serving_time
+from planner.estimate.time.queueing import wave_wait_s
+from planner.estimate.time.serving import LoadRows, ServingTime, batch_prefill_s, decode_step_s, mixed_extra_s, serving_time
 from planner.estimate.time.steps import StepTable, step_table
 from planner.estimate.time.surfaces import FloatArray, IntArray, read_data, surface_of
 from planner.estimate.uncertainty import ranges
@@ -55,6 +56,7 @@ class Case:
     load: float | None
     metric: str
     replicas: int = 1
+    equal_lengths: bool = False
 
 
 @cache
@@ -135,7 +137,9 @@ def read_case(index: int, row: dict[str, str], catalog: Catalog) -> Case:
     engine = EngineSpec(engine_name, generation, (gpu.vendor,), 0.0, batching, True, True, True, True, "any", "", (), {}, "", False)
     tokens, output = _lengths(row)
     load = _load(row, tensor * pipeline, replicas)
-    return Case(index, model, shard, engine, budget, tokens, output, row["load_kind"], load, row["metric"], replicas)
+    _, equal, one_prompt = _match("closed_loops", row["source"]) if row["load_kind"] == "closed_loop" else (1.0, False, False)
+    budget = min(budget, tokens + int(load or 0)) if one_prompt else budget
+    return Case(index, model, shard, engine, budget, tokens, output, row["load_kind"], load, row["metric"], replicas, equal)
 
 
 def _smallest_group(model: ModelSpec, gpu: Gpu, weights: Precision, gpus: int) -> tuple[int, int]:
@@ -155,7 +159,7 @@ def _lengths(row: dict[str, str]) -> tuple[int, int]:
         tokens = _number(text, 128)
     output = _number(row["osl"], 128)
     if row["load_kind"] == "closed_loop":
-        share = _tables()["length_share"]["value"]
+        share = _match("closed_loops", row["source"])[0]
         tokens, output = tokens * share, output * share
     return max(1, round(tokens)), max(1, round(output))
 
@@ -278,22 +282,29 @@ def _rows(batch: _Batch, index: IntArray, caps: FloatArray | None, **load: Float
 
 
 def _closed(batch: _Batch, index: IntArray) -> FloatArray:
-    """N users; the first round arrives at once, so a share of the requests waits for half of its prefills."""
+    """N users; the first round arrives at once. Equal lengths keep the users in step: every round comes in waves."""
     users = np.array([batch.cases[i].load or 1.0 for i in index])
-    caps = np.minimum(np.array([slots(batch.cases[i]) for i in index]), np.maximum(users - batch.timing.reserved_slots[batch.engine[index]], 1))
-    steady = _rows(batch, index, caps, users=users)
-    burst = _burst_s(batch, index, users)
-    share = 1 / _tables()["closed_loop_rounds"]["value"] * np.array([float(batch.cases[i].kind == "closed_loop") for i in index])
-    ttft = (1 - share) * steady.ttft_mean_s + share * burst
+    equal = np.array([batch.cases[i].equal_lengths for i in index])
+    first_round = np.array([float(batch.cases[i].kind == "closed_loop") for i in index]) / _tables()["closed_loop_rounds"]["value"]
+    steady = _rows(batch, index, np.array([slots(batch.cases[i]) for i in index]), users=users)
+    wave, burst = _waves_s(batch, index, users)
+    later = np.where(equal, steady.ttft_mean_s + wave, steady.ttft_mean_s)
+    ttft = (1 - first_round) * later + first_round * np.maximum(burst, later)
     return _pick(batch, index, {"ttft": ttft, "tpot": steady.tpot_s, "throughput": steady.output_tokens_per_s})
 
 
-def _burst_s(batch: _Batch, index: IntArray, users: FloatArray) -> FloatArray:
-    """Mean time to first token of `users` prompts that arrive at once: half the prefill of all of them."""
+def _waves_s(batch: _Batch, index: IntArray, users: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Mean wait of a round in waves, and mean time to first token of a burst of all users at once."""
     shard, engine = batch.shard[index], batch.engine[index]
-    all_s = batch_prefill_s(batch.table, batch.timing, shard, engine, (users, float(batch.workload.input_tokens)))
-    one_s = batch_prefill_s(batch.table, batch.timing, shard, engine, (np.ones_like(users), float(batch.workload.input_tokens)))
-    return np.asarray(batch.timing.request_s[engine] + (all_s + one_s) / 2)
+    tokens = float(batch.workload.input_tokens)
+    budget = np.array([float(batch.cases[i].budget) for i in index])
+    together = np.minimum(users, np.maximum(np.floor(budget / tokens), 1.0))
+    step = decode_step_s(batch.table, batch.timing, shard, engine, users)
+    mixed = step + mixed_extra_s(batch.table, batch.timing, shard, engine, (users, np.minimum(together * tokens, budget)))
+    job = mixed * np.ceil(tokens / budget)
+    groups, request = users / together, batch.timing.request_s[engine]
+    wave = wave_wait_s(_tables()["turnaround_s"]["value"], step, mixed, (groups - 1) / 2 * job)
+    return wave, request + job * (groups + 1) / 2
 
 
 def _saturated(batch: _Batch, index: IntArray) -> FloatArray:

@@ -41,7 +41,6 @@ class EngineTiming:
     decode_efficiency: FloatArray
     prefill_efficiency: FloatArray
     static: FloatArray
-    reserved_slots: FloatArray
 
 
 def engine_timing(engines: Sequence[EngineSpec]) -> EngineTiming:
@@ -59,6 +58,5 @@ def engine_timing(engines: Sequence[EngineSpec]) -> EngineTiming:
         graphs=column("cuda_graphs"),
         decode_efficiency=column("decode_efficiency"),
         prefill_efficiency=column("prefill_efficiency"),
-        reserved_slots=column("reserved_slots"),
         static=np.array([float(e.batching == "static") for e in engines]),
     )
