@@ -269,9 +269,9 @@ def _static(batch: _Batch, index: IntArray) -> FloatArray:
     size = np.array([batch.cases[i].load or 1.0 for i in index])
     tokens, steps = float(batch.workload.input_tokens), batch.workload.output_tokens - 1
     first = batch_prefill_s(batch.table, batch.timing, shard, engine, (size, tokens)) + batch.timing.request_s[engine]
-    chunk = np.array([float(batch.cases[i].budget) for i in index])
+    chunk = np.array([float(batch.cases[i].budget) for i in index])  # llama.cpp: chunk by chunk, one stage after the other
     count = np.ceil(size * tokens / chunk)
-    chunked = batch_prefill_s(batch.table, batch.timing, shard, engine, (size, np.minimum(chunk / size, tokens))) * (1 + (count - 1) / batch.table.pipeline[shard])
+    chunked = batch_prefill_s(batch.table, batch.timing, shard, engine, (size, np.minimum(chunk / size, tokens))) * count
     first = np.where(np.array([batch.cases[i].kind == "llama-bench" for i in index]), chunked, first)
     step = decode_step_s(batch.table, batch.timing, shard, engine, size)
     total = first + steps * step
@@ -321,12 +321,19 @@ def _saturated(batch: _Batch, index: IntArray) -> FloatArray:
 
 
 def _online(batch: _Batch, index: IntArray) -> FloatArray:
-    """Poisson arrivals; a load beyond the capacity is reported at saturation."""
+    """Poisson arrivals; 'INF' sends every request at once; MLPerf servers run at the highest rate they can."""
     caps = np.array([slots(batch.cases[i]) for i in index])
     capacity = _rows(batch, index, caps, users=caps)
     rate = np.array([batch.cases[i].load or np.inf for i in index])
-    rate = np.minimum(rate, capacity.max_rate_per_s * 0.98)
-    at = _rows(batch, index, caps, rate=rate)
-    limit = np.array([batch.cases[i].kind == "mlperf_server" for i in index])  # the submitter found the highest rate: so do we
-    tokens = np.where(limit, capacity.max_rate_per_s * batch.workload.output_tokens, at.output_tokens_per_s)
-    return _pick(batch, index, {"ttft": at.ttft_mean_s, "ttft_p99": at.ttft_p95_s, "tpot": at.tpot_s, "tpot_p99": at.tpot_s, "throughput": tokens})
+    at = _rows(batch, index, caps, rate=np.minimum(rate, capacity.max_rate_per_s * 0.98))
+    count = float(_tables()["online_requests"]["value"])
+    everyone = np.full(len(index), count)
+    flood = _rows(batch, index, caps, users=everyone)
+    _, burst = _waves_s(batch, index, everyone)
+    server = np.array([batch.cases[i].kind == "mlperf_server" for i in index])
+    at_once = ~np.isfinite(rate) & ~server
+    span = count / at.output_tokens_per_s * batch.workload.output_tokens + at.e2e_s  # the last answers run out after the last arrival
+    tokens = np.where(server, capacity.max_rate_per_s * batch.workload.output_tokens, count * batch.workload.output_tokens / span)
+    return _pick(batch, index, {
+        "ttft": np.where(at_once, burst, at.ttft_mean_s), "ttft_p99": at.ttft_p95_s, "tpot": np.where(at_once, flood.tpot_s, at.tpot_s),
+        "tpot_p99": at.tpot_s, "throughput": tokens})  # fmt: skip
