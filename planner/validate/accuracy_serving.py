@@ -19,7 +19,8 @@ from planner.engines.records import EngineSpec
 from planner.errors import PlannerError
 from planner.estimate.time.engine_time import EngineTiming, engine_timing
 from planner.estimate.time.kernels import peak_flops
-from planner.estimate.time.serving import LoadRows, ServingTime, batch_prefill_s, decode_step_s, serving_time
+from planner.estimate.time.queueing import wave_wait_s
+from planner.estimate.time.serving import LoadRows, ServingTime, batch_prefill_s, decode_step_s, mixed_extra_s, serving_time
 from planner.estimate.time.steps import StepTable, step_table
 from planner.estimate.time.surfaces import FloatArray, IntArray, read_data, surface_of
 from planner.estimate.uncertainty import ranges
@@ -54,6 +55,8 @@ class Case:
     kind: str
     load: float | None
     metric: str
+    replicas: int = 1
+    equal_lengths: bool = False
 
 
 @cache
@@ -81,8 +84,9 @@ def _number(text: str, default: float | None = None) -> float:
 
 def _precision(text: str, model: ModelSpec, gpu: Gpu) -> Precision:
     name = _match("precisions", text)[0]
-    native = precision(model.native_precision)
-    if name == "native" or (native.bits < 16 and abs(native.bits - precision(name).bits) < 1):
+    stored = [v for k, v in _tables()["checkpoints"].items() if k in model.name.lower()]
+    native = precision(stored[0] if stored else model.native_precision)
+    if name == "native" or native.bits < 16:
         return native
     found = precision(name)
     if text.lower().startswith("exl2-"):
@@ -97,9 +101,9 @@ def _parallel(row: dict[str, str]) -> tuple[int, int, int, int]:
     note = {k: int(v) for k, v in re.findall(r"(attn_dp|moe_tp|moe_ep)=(\d+)", row["note"])}
     pipeline = int(_number(row["pp"], 1))
     tensor = int(_number(row["tp"], 0)) or int(_number(row["n_gpus"], 1)) // pipeline
-    attention = max(1, note.get("attn_dp", 1))
     experts = note.get("moe_ep", 1) or 1
-    return max(1, tensor * (attention if attention > 1 and tensor * attention <= int(_number(row["n_gpus"], 1)) else 1)), pipeline, experts, attention
+    group = max(tensor * max(1, note.get("attn_dp", 1)), note.get("moe_tp", 1) * experts, 1)
+    return group, pipeline, experts, max(1, group // max(tensor, 1))
 
 
 def _links(gpu: Gpu, catalog: Catalog) -> Link | None:
@@ -122,7 +126,8 @@ def read_case(index: int, row: dict[str, str], catalog: Catalog) -> Case:
     model = load_model(_tables()["models"].get(row["model"].lower(), row["model"]), offline=True)
     weights = _precision(row["precision_w"], model, gpu)
     peak_flops(gpu, weights.compute_dtype)
-    kv = kv_dtype("fp8" if row["kv_dtype"] == "fp8" else "bf16")
+    unsaid_8bit = not row["kv_dtype"] and weights.bits <= 8 and not weights.weight_only and "fp8" in gpu.peak_tflops
+    kv = kv_dtype("fp8" if row["kv_dtype"] == "fp8" or unsaid_8bit else "bf16")
     tensor, pipeline, experts, attention = _parallel(row)
     replicas = 1
     if row["load_kind"].startswith("mlperf"):
@@ -132,7 +137,9 @@ def read_case(index: int, row: dict[str, str], catalog: Catalog) -> Case:
     engine = EngineSpec(engine_name, generation, (gpu.vendor,), 0.0, batching, True, True, True, True, "any", "", (), {}, "", False)
     tokens, output = _lengths(row)
     load = _load(row, tensor * pipeline, replicas)
-    return Case(index, model, shard, engine, budget, tokens, output, row["load_kind"], load, row["metric"])
+    _, equal, one_prompt = _match("closed_loops", row["source"]) if row["load_kind"] == "closed_loop" else (1.0, False, False)
+    budget = min(budget, tokens + int(load or 0)) if one_prompt else budget
+    return Case(index, model, shard, engine, budget, tokens, output, row["load_kind"], load, row["metric"], replicas, equal)
 
 
 def _smallest_group(model: ModelSpec, gpu: Gpu, weights: Precision, gpus: int) -> tuple[int, int]:
@@ -152,7 +159,7 @@ def _lengths(row: dict[str, str]) -> tuple[int, int]:
         tokens = _number(text, 128)
     output = _number(row["osl"], 128)
     if row["load_kind"] == "closed_loop":
-        share = _tables()["length_share"]["value"]
+        share = _match("closed_loops", row["source"])[0]
         tokens, output = tokens * share, output * share
     return max(1, round(tokens)), max(1, round(output))
 
@@ -180,7 +187,8 @@ def slots(case: Case) -> float:
             elif hasattr(mixer, "cache_dim"):
                 per_token += count * mixer.cache_dim
     tokens = free / max(per_token * shard.kv_dtype.bytes_per_element / shard.pipeline_parallel, 1e-9)
-    return float(np.clip(tokens / (case.input_tokens + case.output_tokens), 1.0, table["max_num_seqs"]["value"]))
+    reserve = table["reserved_output"].get(case.engine.name, table["reserved_output"]["otherwise"])
+    return float(np.clip(tokens / (case.input_tokens + case.output_tokens * reserve), 1.0, table["max_num_seqs"]["value"]))
 
 
 def replay(rows: list[dict[str, str]], catalog: Catalog | None = None) -> list[Prediction]:
@@ -251,7 +259,7 @@ def _pick(batch: _Batch, index: IntArray, values: dict[str, FloatArray]) -> Floa
             value /= case.shard.gpus
         elif case.metric == "req_s":
             value /= case.output_tokens
-        out[j] = value
+        out[j] = value * case.replicas if name == "throughput" else value
     return out
 
 
@@ -261,6 +269,10 @@ def _static(batch: _Batch, index: IntArray) -> FloatArray:
     size = np.array([batch.cases[i].load or 1.0 for i in index])
     tokens, steps = float(batch.workload.input_tokens), batch.workload.output_tokens - 1
     first = batch_prefill_s(batch.table, batch.timing, shard, engine, (size, tokens)) + batch.timing.request_s[engine]
+    chunk = np.array([float(batch.cases[i].budget) for i in index])  # llama.cpp: chunk by chunk, one stage after the other
+    count = np.ceil(size * tokens / chunk)
+    chunked = batch_prefill_s(batch.table, batch.timing, shard, engine, (size, np.minimum(chunk / size, tokens))) * count
+    first = np.where(np.array([batch.cases[i].kind == "llama-bench" for i in index]), chunked, first)
     step = decode_step_s(batch.table, batch.timing, shard, engine, size)
     total = first + steps * step
     single = np.array([batch.cases[i].kind != "static_batch" for i in index])
@@ -275,41 +287,53 @@ def _rows(batch: _Batch, index: IntArray, caps: FloatArray | None, **load: Float
 
 
 def _closed(batch: _Batch, index: IntArray) -> FloatArray:
-    """N users; the first round arrives at once, so a share of the requests waits for half of its prefills."""
+    """N users; the first round arrives at once. Equal lengths keep the users in step: every round comes in waves."""
     users = np.array([batch.cases[i].load or 1.0 for i in index])
-    caps = np.array([slots(batch.cases[i]) for i in index])
-    steady = _rows(batch, index, caps, users=users)
-    burst = _burst_s(batch, index, users)
-    share = 1 / _tables()["closed_loop_rounds"]["value"] * np.array([float(batch.cases[i].kind == "closed_loop") for i in index])
-    ttft = (1 - share) * steady.ttft_mean_s + share * burst
+    equal = np.array([batch.cases[i].equal_lengths for i in index])
+    first_round = np.array([float(batch.cases[i].kind == "closed_loop") for i in index]) / _tables()["closed_loop_rounds"]["value"]
+    steady = _rows(batch, index, np.array([slots(batch.cases[i]) for i in index]), users=users)
+    wave, burst = _waves_s(batch, index, users)
+    at_once = np.array([batch.cases[i].kind == "static_concurrency" for i in index])
+    later = np.where(equal, steady.ttft_mean_s + wave, steady.ttft_mean_s)
+    ttft = np.where(at_once, burst, (1 - first_round) * later + first_round * np.maximum(burst, later))
     return _pick(batch, index, {"ttft": ttft, "tpot": steady.tpot_s, "throughput": steady.output_tokens_per_s})
 
 
-def _burst_s(batch: _Batch, index: IntArray, users: FloatArray) -> FloatArray:
-    """Mean time to first token of `users` prompts that arrive at once: half the prefill of all of them."""
+def _waves_s(batch: _Batch, index: IntArray, users: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Mean wait of a round in waves, and mean time to first token of a burst of all users at once."""
     shard, engine = batch.shard[index], batch.engine[index]
-    all_s = batch_prefill_s(batch.table, batch.timing, shard, engine, (users, float(batch.workload.input_tokens)))
-    one_s = batch_prefill_s(batch.table, batch.timing, shard, engine, (np.ones_like(users), float(batch.workload.input_tokens)))
-    return np.asarray(batch.timing.request_s[engine] + (all_s + one_s) / 2)
+    tokens = float(batch.workload.input_tokens)
+    budget = np.array([float(batch.cases[i].budget) for i in index])
+    together = np.minimum(users, np.maximum(np.floor(budget / tokens), 1.0))
+    step = decode_step_s(batch.table, batch.timing, shard, engine, users)
+    mixed = step + mixed_extra_s(batch.table, batch.timing, shard, engine, (users, np.minimum(together * tokens, budget)))
+    job = mixed * np.ceil(tokens / budget)
+    groups, request = users / together, batch.timing.request_s[engine]
+    wave = wave_wait_s(_tables()["turnaround_s"]["value"], step, mixed, (groups - 1) / 2 * job)
+    return wave, request + job * (groups + 1) / 2
 
 
 def _saturated(batch: _Batch, index: IntArray) -> FloatArray:
     """Everything queued at once: as many running as memory holds."""
     caps = np.array([batch.cases[i].load or slots(batch.cases[i]) for i in index])
     full = _rows(batch, index, caps, users=caps)
-    replicas = np.array([_replicas(batch.cases[i]) for i in index])
-    return _pick(batch, index, {"throughput": full.max_rate_per_s * batch.workload.output_tokens * replicas, "ttft": full.ttft_mean_s, "tpot": full.tpot_s})
-
-
-def _replicas(case: Case) -> float:
-    return 1.0
+    return _pick(batch, index, {"throughput": full.max_rate_per_s * batch.workload.output_tokens, "ttft": full.ttft_mean_s, "tpot": full.tpot_s})
 
 
 def _online(batch: _Batch, index: IntArray) -> FloatArray:
-    """Poisson arrivals; a load beyond the capacity is reported at saturation."""
+    """Poisson arrivals; 'INF' sends every request at once; MLPerf servers run at the highest rate they can."""
     caps = np.array([slots(batch.cases[i]) for i in index])
     capacity = _rows(batch, index, caps, users=caps)
     rate = np.array([batch.cases[i].load or np.inf for i in index])
-    rate = np.minimum(rate, capacity.max_rate_per_s * 0.98)
-    at = _rows(batch, index, caps, rate=rate)
-    return _pick(batch, index, {"ttft": at.ttft_mean_s, "ttft_p99": at.ttft_p95_s, "tpot": at.tpot_s, "tpot_p99": at.tpot_s, "throughput": at.output_tokens_per_s})
+    at = _rows(batch, index, caps, rate=np.minimum(rate, capacity.max_rate_per_s * 0.98))
+    count = float(_tables()["online_requests"]["value"])
+    everyone = np.full(len(index), count)
+    flood = _rows(batch, index, caps, users=everyone)
+    _, burst = _waves_s(batch, index, everyone)
+    server = np.array([batch.cases[i].kind == "mlperf_server" for i in index])
+    at_once = ~np.isfinite(rate) & ~server
+    span = count / at.output_tokens_per_s * batch.workload.output_tokens + at.e2e_s  # the last answers run out after the last arrival
+    tokens = np.where(server, capacity.max_rate_per_s * batch.workload.output_tokens, count * batch.workload.output_tokens / span)
+    return _pick(batch, index, {
+        "ttft": np.where(at_once, burst, at.ttft_mean_s), "ttft_p99": at.ttft_p95_s, "tpot": np.where(at_once, flood.tpot_s, at.tpot_s),
+        "tpot_p99": at.tpot_s, "throughput": tokens})  # fmt: skip

@@ -36,6 +36,15 @@ def tail_s(mean_s: FloatArray, probability: FloatArray, quantile: float = QUANTI
     return np.asarray(mean_s / p * np.log(np.maximum(p / (1 - quantile), 1.0)))
 
 
+def wave_wait_s(turnaround_s: float, step_s: FloatArray, mixed_s: FloatArray, at_most_s: FloatArray) -> FloatArray:
+    """Wait of a prompt when users with equal answer lengths stay in step.
+
+    Groups that were prefilled in neighbouring steps finish one decode step apart; while the first of them turns around,
+    turnaround / step more groups finish, and each costs a mixed step ahead in the queue: wait = turnaround / step * mixed.
+    """
+    return np.asarray(np.minimum(turnaround_s / step_s * mixed_s, at_most_s))
+
+
 def peak(mean: FloatArray, sigmas: float = 2.33) -> FloatArray:
     """About the 99th percentile of a Poisson count of that mean: mean + 2.33 sqrt(mean) + 0.5, at least 1."""
     return np.asarray(np.maximum(np.ceil(mean + sigmas * np.sqrt(mean)), 1.0))
