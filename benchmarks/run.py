@@ -93,7 +93,9 @@ def main() -> None:
         print(f"cold main job             {figures['solve_s']:.2f} s, {figures['solve_mb']:.0f} MB")
         print(f"  ratio to the import     {figures['solve_over_import']:.2f}   (limit {LIMITS['solve_over_import']:g})")
         print(f"planner --help            {figures['help_s']:.2f} s   (limit {LIMITS['help_s']:g} s)")
-        print(f"estimator                 {figures['rows_per_s'] / 1e6:.2f} million candidates/s   (wanted {LIMITS['rows_per_s'] / 1e6:g})")
+        print(
+            f"estimator                 {figures['rows_per_s'] / 1e6:.2f} million candidates/s   (wanted {LIMITS['rows_per_s'] / 1e6:g})"
+        )
     over = [k for k in ("solve_over_import", "solve_mb", "help_s") if figures[k] > LIMITS[k]]
     over += ["rows_per_s"] if figures["rows_per_s"] < LIMITS["rows_per_s"] else []
     if over:

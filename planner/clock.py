@@ -16,4 +16,6 @@ def today() -> dt.date:
     try:
         return dt.datetime.fromtimestamp(int(fixed), dt.UTC).date()
     except (ValueError, OverflowError, OSError):
-        raise InvalidValueError(f"SOURCE_DATE_EPOCH {fixed!r} is not a number of seconds", "", "Unset it, or set it with: date +%s") from None
+        raise InvalidValueError(
+            f"SOURCE_DATE_EPOCH {fixed!r} is not a number of seconds", "", "Unset it, or set it with: date +%s"
+        ) from None

@@ -48,7 +48,9 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
-def _root(version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version.")) -> None:
+def _root(
+    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
+) -> None:
     """Plan before you rent."""
 
 

@@ -100,7 +100,9 @@ def compare(
     pipeline_parallel: opt.PP = None,
     max_model_len: opt.MAX_LEN = None,
     top: Annotated[int, typer.Option("--top", help="Show so many rows (0 = all).")] = 20,
-    near_misses: Annotated[bool, typer.Option("--near-misses", help="Also show types that break exactly one limit.")] = False,
+    near_misses: Annotated[
+        bool, typer.Option("--near-misses", help="Also show types that break exactly one limit.")
+    ] = False,
     format_: Annotated[str, typer.Option("--format", help="table, json, csv or markdown.")] = "table",
     json: opt.JSON = False,
 ) -> int:
@@ -187,7 +189,9 @@ def memory(
     if gpu is not None and len(gpu) > 1:
         raise InvalidValueError("memory looks at one GPU", f"--gpu was given {len(gpu)} times", "Give --gpu once.")
     if gpu is not None and on is None and instance is None:
-        degree = (opt.whole(tensor_parallel, "--tensor-parallel") or 1) * (opt.whole(pipeline_parallel, "--pipeline-parallel") or 1)
+        degree = (opt.whole(tensor_parallel, "--tensor-parallel") or 1) * (
+            opt.whole(pipeline_parallel, "--pipeline-parallel") or 1
+        )
         given["on"], given["gpu"] = f"{degree}x{gpu[0]}", None
     need_hardware(given)
     result = memory_request(opt.make_request(given))
@@ -198,4 +202,8 @@ def memory(
 def need_hardware(given: dict[str, object]) -> None:
     """A single configuration needs to know its hardware."""
     if not any(given.get(k) for k in ("on", "gpu", "instance")):
-        raise InvalidValueError("on which hardware?", "no --on, --gpu or --instance was given", "Write for example --on 4xa100-sxm-80 or --gpu h100-sxm.")
+        raise InvalidValueError(
+            "on which hardware?",
+            "no --on, --gpu or --instance was given",
+            "Write for example --on 4xa100-sxm-80 or --gpu h100-sxm.",
+        )

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.engines.records import EngineSpec
+from planner.errors import PlannerError
 from planner.estimate.memory.serving import MemoryTable, ServingMemory, ServingRows, table_memory
 from planner.estimate.time.serving import LoadRows, ServingTime, serving_time
 from planner.models.spec import ModelSpec
@@ -57,7 +58,8 @@ class Pairs:
 
     def memory(self, which: IntArray, max_num_seqs: IntArray) -> ServingMemory:
         """Memory of the pairs `which` with so many sequences in each attention group."""
-        assert self.memory_table is not None
+        if self.memory_table is None:
+            raise PlannerError("there are no pairs to estimate")
         n = len(which)
         batched = np.full(n, self.settings.max_num_batched_tokens, dtype=np.int64)
         rows = ServingRows(
@@ -91,7 +93,7 @@ class Pairs:
 def grid_at_least(count: FloatArray) -> IntArray:
     """The smallest max_num_seqs of the grid that holds `count` sequences (the grid's end when none does)."""
     at = np.searchsorted(SEQUENCE_GRID, np.ceil(np.minimum(count, SEQUENCE_GRID[-1]) - 1e-9), side="left")
-    return SEQUENCE_GRID[np.minimum(at, len(SEQUENCE_GRID) - 1)]
+    return np.asarray(SEQUENCE_GRID[np.minimum(at, len(SEQUENCE_GRID) - 1)])
 
 
 def most_sequences(pairs: Pairs, which: IntArray) -> IntArray:
@@ -121,8 +123,7 @@ def total_load(workload: Workload) -> float:
     """The whole load: requests per second, or users."""
     if workload.concurrency is not None:
         return float(workload.concurrency)
-    assert workload.rate_per_s is not None
-    return workload.rate_per_s
+    return workload.rate_per_s or 0.0
 
 
 def load_per_replica(workload: Workload, replicas: IntArray) -> FloatArray:
@@ -140,10 +141,14 @@ def fewest_replicas_for_load(pairs: Pairs, which: IntArray, cap: IntArray) -> In
         idle = pairs.time(which, np.full(len(which), total_load(pairs.workload) * IDLE_FRACTION), cap)
         with np.errstate(divide="ignore"):
             need = np.ceil(total_load(pairs.workload) / (MAX_LOAD * idle.max_rate_per_s))
-    return np.clip(np.nan_to_num(need, nan=MAX_REPLICAS + 1, posinf=MAX_REPLICAS + 1), 1, MAX_REPLICAS + 1).astype(np.int64)
+    return np.clip(np.nan_to_num(need, nan=MAX_REPLICAS + 1, posinf=MAX_REPLICAS + 1), 1, MAX_REPLICAS + 1).astype(
+        np.int64
+    )
 
 
-def fewest_replicas_within_limits(pairs: Pairs, which: IntArray, cap: IntArray, at_least: IntArray, limits: Limits) -> IntArray:
+def fewest_replicas_within_limits(
+    pairs: Pairs, which: IntArray, cap: IntArray, at_least: IntArray, limits: Limits
+) -> IntArray:
     """The fewest replicas (>= at_least) that keep every latency limit; MAX_REPLICAS + 1 where no number does."""
     result = np.full(len(which), MAX_REPLICAS + 1, dtype=np.int64)
     ok = keeps_limits(pairs.time(which, load_per_replica(pairs.workload, at_least), cap), limits)

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from planner.errors import PlannerError
 from planner.plan import Deployment, MemoryUse, Plan, Range
 from planner.units import format_duration
 
@@ -39,7 +40,9 @@ def wrapped(text: str, indent: str = "  ") -> str:
     """A paragraph at the width of a console."""
     import textwrap
 
-    return textwrap.fill(text, WIDTH, initial_indent=indent + "- ", subsequent_indent=indent + "  ", break_long_words=False)
+    return textwrap.fill(
+        text, WIDTH, initial_indent=indent + "- ", subsequent_indent=indent + "  ", break_long_words=False
+    )
 
 
 def machines(d: Deployment) -> str:
@@ -65,7 +68,9 @@ def configuration(d: Deployment) -> str:
 
 def span(r: Range, scale: float = 1e-3) -> str:
     """A latency with its 80% interval (r in ms)."""
-    return f"{format_duration(r.value * scale)}  ({format_duration(r.low * scale)} .. {format_duration(r.high * scale)})"
+    return (
+        f"{format_duration(r.value * scale)}  ({format_duration(r.low * scale)} .. {format_duration(r.high * scale)})"
+    )
 
 
 def rate(r: Range, unit: str) -> str:
@@ -75,10 +80,16 @@ def rate(r: Range, unit: str) -> str:
 
 def predictions(p: dict[str, Range]) -> list[str]:
     """The predictions, one line each."""
-    lines = [f"TTFT p95    {span(p['ttft_ms'])}", f"TPOT        {span(p['tpot_ms'])}", f"E2E         {span(p['e2e_ms'])}"]
+    lines = [
+        f"TTFT p95    {span(p['ttft_ms'])}",
+        f"TPOT        {span(p['tpot_ms'])}",
+        f"E2E         {span(p['e2e_ms'])}",
+    ]
     lines.append(f"throughput  {rate(p['throughput_tokens_per_s'], 'output tokens/s at this load')}")
     if "capacity_requests_per_s" in p:
-        lines.append(f"capacity    {rate(p['capacity_requests_per_s'], 'requests/s before the queue grows without end')}")
+        lines.append(
+            f"capacity    {rate(p['capacity_requests_per_s'], 'requests/s before the queue grows without end')}"
+        )
     return lines
 
 
@@ -128,11 +139,12 @@ def _model_line(plan: Plan) -> str:
 
 def _show_answer(plan: Plan) -> None:
     d, c = plan.deployment, plan.cost
-    assert d is not None
-    assert c is not None
-    assert plan.memory is not None
+    if d is None or c is None or plan.memory is None:
+        raise PlannerError("the plan has no deployment to show")
     goal = plan.request.get("goal", "cheapest")
-    proof = {"optimal": "proved optimal over the catalog", "feasible": "NOT proved optimal: the time limit came first"}[plan.status]
+    proof = {"optimal": "proved optimal over the catalog", "feasible": "NOT proved optimal: the time limit came first"}[
+        plan.status
+    ]
     say(f"{_model_line(plan)}")
     say(f"Goal {goal}: {proof} ({plan.solver.candidates:,} candidates, {plan.solver.wall_s:.2f} s)")
     say("")
@@ -148,16 +160,23 @@ def _show_answer(plan: Plan) -> None:
     if plan.alternatives:
         say("Alternatives:")
         for a in plan.alternatives:
-            say(wrapped(f"{a.kind}: {machines(a.deployment)}; {a.deployment.engine} {a.deployment.precision} TP {a.deployment.tensor_parallel}: {a.why_not}"))
+            say(
+                wrapped(
+                    f"{a.kind}: {machines(a.deployment)}; {a.deployment.engine} {a.deployment.precision} TP {a.deployment.tensor_parallel}: {a.why_not}"
+                )
+            )
 
 
 def _show_infeasible(plan: Plan) -> None:
     say(_model_line(plan))
     say("No plan keeps all limits.")
-    assert plan.infeasible is not None
+    if plan.infeasible is None:
+        raise PlannerError("the plan does not say why it is infeasible")
     _block("These clash:", plan.infeasible.core)
     changes = [
-        f"{r.limit}: from {r.current:g} to {r.needed:g} {r.unit}" if isinstance(r.current, float | int) and isinstance(r.needed, float | int) else f"{r.limit}: {r.needed}"
+        f"{r.limit}: from {r.current:g} to {r.needed:g} {r.unit}"
+        if isinstance(r.current, float | int) and isinstance(r.needed, float | int)
+        else f"{r.limit}: {r.needed}"
         for r in plan.infeasible.relaxations
     ]
     if changes:
@@ -191,7 +210,25 @@ def show_choices(choices: Sequence[Choice], shape: str, *, total: int) -> None:
 
 
 def _choice_table(choices: Sequence[Choice]) -> tuple[list[str], list[list[str]]]:
-    header = ["provider", "instance", "n", "GPUs", "$/h", "$/M out", "engine", "weights", "KV", "TP", "PP", "DP", "TTFT p95", "TPOT", "E2E", "tok/s", "note"]
+    header = [
+        "provider",
+        "instance",
+        "n",
+        "GPUs",
+        "$/h",
+        "$/M out",
+        "engine",
+        "weights",
+        "KV",
+        "TP",
+        "PP",
+        "DP",
+        "TTFT p95",
+        "TPOT",
+        "E2E",
+        "tok/s",
+        "note",
+    ]
     rows = []
     for c in choices:
         d, p, million = c.deployment, c.predicted, c.cost.usd_per_million_output_tokens
@@ -237,7 +274,9 @@ def show_estimate(e: Estimate, *, json: bool) -> None:
     say(f"  {configuration(e.deployment)}")
     say(f"  {money(e.deployment, e.cost.usd_per_hour, e.cost.usd_per_million_output_tokens)}")
     if not e.fits:
-        say(f"DOES NOT FIT: needs {e.required_gib:.2f} GiB per GPU, {e.capacity_gib:.2f} GiB may be used. The times below assume that it did.")
+        say(
+            f"DOES NOT FIT: needs {e.required_gib:.2f} GiB per GPU, {e.capacity_gib:.2f} GiB may be used. The times below assume that it did."
+        )
     _block("Predicted at the planned load (80% interval):", predictions(e.predicted), bullets=False)
     _block("Memory per GPU:", memory_lines(e.memory), bullets=False)
     _block("Assumed:", e.assumptions)
@@ -251,6 +290,9 @@ def show_memory(r: MemoryReport, *, json: bool) -> None:
         return
     say(r.title)
     _print_table(["part", "GiB per GPU"], [[name, f"{gib:.2f}"] for name, gib in r.parts])
-    say(("FITS" if r.fits else "DOES NOT FIT") + f": {r.required_gib:.2f} GiB needed, {r.capacity_gib:.2f} GiB may be used of {r.usable_gib:.2f} GiB.")
+    say(
+        ("FITS" if r.fits else "DOES NOT FIT")
+        + f": {r.required_gib:.2f} GiB needed, {r.capacity_gib:.2f} GiB may be used of {r.usable_gib:.2f} GiB."
+    )
     for line in r.notes:
         say(wrapped(line))

@@ -78,7 +78,13 @@ def replica_ceilings(problem: Problem, enforced: frozenset[LimitName]) -> list[i
     rows = problem.rows
     ceiling = {int(h): most_machines(problem, int(h), enforced) for h in set(rows.hardware.tolist())}
     found = []
-    for h, low, high, per, nodes in zip(*(c.tolist() for c in (rows.hardware, rows.replicas, rows.replicas_max, rows.replicas_per_node, rows.nodes_per_replica)), strict=True):
+    for h, low, high, per, nodes in zip(
+        *(
+            c.tolist()
+            for c in (rows.hardware, rows.replicas, rows.replicas_max, rows.replicas_per_node, rows.nodes_per_replica)
+        ),
+        strict=True,
+    ):
         room = ceiling[h] * per if per >= 1 else ceiling[h] // nodes
         found.append(min(high, room) if low != high else high)
         if room < low:
@@ -98,7 +104,9 @@ def define_variables(problem: Problem, enforced: frozenset[LimitName]) -> Progra
     for h, m in zip(rows.hardware.tolist(), rows.machines(np.array(ceilings, dtype=np.int64)).tolist(), strict=True):
         needed[h] = max(needed[h], m)
     replicas = []
-    for r, (low, high, cut) in enumerate(zip(rows.replicas.tolist(), rows.replicas_max.tolist(), ceilings, strict=True)):
+    for r, (low, high, cut) in enumerate(
+        zip(rows.replicas.tolist(), rows.replicas_max.tolist(), ceilings, strict=True)
+    ):
         replicas.append(low * x[r] if low == high else model.new_int_var(0, cut, f"R{r}"))
     machines, bounds = [], []
     for o, offer in enumerate(problem.offers):
@@ -227,13 +235,18 @@ def tighten_throughput(p: Programme) -> None:
     """sum_r tokens_r R_r <= sum_r tokens_r ceiling_r x_r: implied, and gives the search its bound."""
     tokens = p.problem.rows.tokens_milli_per_s.tolist()
     if p.problem.goal == "throughput":
-        p.add(total_tokens(p) <= _row_metric(p, [t * c for t, c in zip(tokens, p.ceilings, strict=True)]), "throughput_ceiling")
+        p.add(
+            total_tokens(p) <= _row_metric(p, [t * c for t, c in zip(tokens, p.ceilings, strict=True)]),
+            "throughput_ceiling",
+        )
 
 
 def fix_throughput(p: Programme, value: int) -> None:
     """x_r = 0 for rows that cannot give exactly `value` milli-tokens/s: implied once throughput is fixed at its optimum."""
     rows = p.problem.rows
-    for x, tokens, low, high in zip(p.x, rows.tokens_milli_per_s.tolist(), rows.replicas.tolist(), p.ceilings, strict=True):
+    for x, tokens, low, high in zip(
+        p.x, rows.tokens_milli_per_s.tolist(), rows.replicas.tolist(), p.ceilings, strict=True
+    ):
         if tokens <= 0 or value % tokens or not low <= value // tokens <= high:
             p.model.add(x == 0)
 
@@ -246,7 +259,12 @@ def build(problem: Problem, enforced: frozenset[LimitName]) -> Programme:
     enough_machines(p)
     one_place(p)
     tighten_throughput(p)
-    families = {"budget": limit_budget, "budget_per_hour": limit_rate, "max_gpus": limit_gpus, "min_throughput": limit_throughput}
+    families = {
+        "budget": limit_budget,
+        "budget_per_hour": limit_rate,
+        "max_gpus": limit_gpus,
+        "min_throughput": limit_throughput,
+    }
     for name in problem.limits:
         if name not in enforced:
             continue
@@ -255,5 +273,3 @@ def build(problem: Problem, enforced: frozenset[LimitName]) -> Programme:
         else:
             families[name](p)
     return p
-
-

@@ -14,7 +14,9 @@ from planner.solver.search import Answer, Objective, solve_problem
 
 def feasible_without(problem: Problem, without: frozenset[LimitName], time_limit_s: float) -> bool:
     """True when an answer exists once the limits in `without` are dropped."""
-    answer = solve_problem(problem, enforced=frozenset(ALL_LIMITS) - without, objectives=(("min", total_gpus),), time_limit_s=time_limit_s)
+    answer = solve_problem(
+        problem, enforced=frozenset(ALL_LIMITS) - without, objectives=(("min", total_gpus),), time_limit_s=time_limit_s
+    )
     return answer.row is not None
 
 
@@ -66,7 +68,12 @@ def smallest_relaxation(problem: Problem, name: LimitName, time_limit_s: float =
             "quota": ("min", _over_quota),
             "min_throughput": ("max", total_tokens),
         }[name]  # type: ignore[assignment]
-    answer = solve_problem(problem, enforced=frozenset(ALL_LIMITS) - {name}, objectives=(objective, ("min", total_cost)), time_limit_s=time_limit_s)
+    answer = solve_problem(
+        problem,
+        enforced=frozenset(ALL_LIMITS) - {name},
+        objectives=(objective, ("min", total_cost)),
+        time_limit_s=time_limit_s,
+    )
     return answer if answer.row is not None else None
 
 
@@ -97,4 +104,8 @@ def binding_limits(problem: Problem, ranking: Ranking, winner_key: IntArray) -> 
 def nearest_misses(ranking: Ranking) -> dict[LimitName, int]:
     """How many rows each limit alone rules out (rows that break nothing else)."""
     count = ranking.broken_count
-    return {name: int(np.sum((count == 1) & (over > 0))) for name, over in ranking.broken.items() if np.any((count == 1) & (over > 0))}
+    return {
+        name: int(np.sum((count == 1) & (over > 0)))
+        for name, over in ranking.broken.items()
+        if np.any((count == 1) & (over > 0))
+    }

@@ -21,7 +21,16 @@ LimitName = Literal[
     "vram", "host_ram", "ttft", "tpot", "e2e", "step_time", "deadline", "max_accuracy_loss",
     "budget", "budget_per_hour", "max_gpus", "quota", "min_throughput",
 ]  # fmt: skip
-ROW_LIMITS: tuple[LimitName, ...] = ("vram", "host_ram", "ttft", "tpot", "e2e", "step_time", "deadline", "max_accuracy_loss")
+ROW_LIMITS: tuple[LimitName, ...] = (
+    "vram",
+    "host_ram",
+    "ttft",
+    "tpot",
+    "e2e",
+    "step_time",
+    "deadline",
+    "max_accuracy_loss",
+)
 GLOBAL_LIMITS: tuple[LimitName, ...] = ("budget", "budget_per_hour", "max_gpus", "quota", "min_throughput")
 ALL_LIMITS: tuple[LimitName, ...] = ROW_LIMITS + GLOBAL_LIMITS
 
@@ -107,7 +116,7 @@ def excess(rows: Rows, limits: Mapping[LimitName, int]) -> dict[LimitName, IntAr
 
 def duration_bucket(duration_us: IntArray) -> IntArray:
     """A duration in logarithmic steps of TIE_PERCENT."""
-    return np.floor(np.log(np.maximum(duration_us, 1)) / np.log1p(TIE_PERCENT / 100)).astype(np.int64)
+    return np.asarray(np.floor(np.log(np.maximum(duration_us, 1)) / np.log1p(TIE_PERCENT / 100)), dtype=np.int64)
 
 
 def prune_dominated(problem: Problem) -> tuple[IntArray, int]:
@@ -117,7 +126,12 @@ def prune_dominated(problem: Problem) -> tuple[IntArray, int]:
     and gives no fewer tokens/s, with the same freedom in replicas. Equal rows keep the first.
     """
     rows = problem.rows
-    metrics = [rows.machines(), rows.gpus_per_replica * rows.replicas, rows.duration_us, *excess(rows, problem.limits).values()]
+    metrics = [
+        rows.machines(),
+        rows.gpus_per_replica * rows.replicas,
+        rows.duration_us,
+        *excess(rows, problem.limits).values(),
+    ]
     if rows.run_cost is not None:
         metrics.append(rows.run_cost)
     if problem.goal == "throughput" or "min_throughput" in problem.limits:

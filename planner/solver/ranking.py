@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from planner.solver.problem import ALL_LIMITS, UNBOUNDED, IntArray, LimitName, OfferColumn, Problem, excess
 
-
 VRAM_SCALE_KIB = 80 * 2**20
 
 
@@ -36,7 +35,7 @@ class Ranking:
     @property
     def broken_count(self) -> IntArray:
         """How many limits each row breaks."""
-        return np.sum([v > 0 for v in self.broken.values()], axis=0).astype(np.int64)
+        return np.asarray(np.sum([v > 0 for v in self.broken.values()], axis=0), dtype=np.int64)
 
     def shortfall(self, problem: Problem) -> NDArray[np.float64]:
         """By how much a row breaks its limits, as a share of them, summed: 0.2 is a limit missed by 20%."""
@@ -96,15 +95,19 @@ def rank(problem: Problem) -> Ranking:
     cost, place, missing = _supply(problem, machines)
     gpus_of = {offer.hardware: offer.gpus for offer in problem.offers}
     gpus = machines * np.array([gpus_of.get(int(h), 0) for h in rows.hardware], dtype=np.int64)
-    zero = np.zeros(len(rows), dtype=np.int64)
     broken = dict(excess(rows, limits))
-    total = cost if rows.run_cost is None else np.where(cost >= UNBOUNDED, UNBOUNDED, rows.run_cost)
+    total: IntArray = cost if rows.run_cost is None else np.where(cost >= UNBOUNDED, UNBOUNDED, rows.run_cost)
     tokens = rows.tokens_milli_per_s * replicas
-    for name, over in (("budget", total), ("budget_per_hour", cost), ("max_gpus", gpus)):
+    taken: dict[LimitName, IntArray] = {"budget": total, "budget_per_hour": cost, "max_gpus": gpus}
+    for name, amount in taken.items():
         if name in limits:
-            broken[name] = np.maximum(over - limits[name], 0)  # type: ignore[index]
+            broken[name] = np.maximum(amount - limits[name], 0)
     broken["quota"] = missing
     if "min_throughput" in limits:
         broken["min_throughput"] = np.maximum(limits["min_throughput"] - tokens, 0)
-    first: list[IntArray] = {"cheapest": [total], "fastest": [rows.duration_bucket, total], "throughput": [-tokens, total]}[problem.goal]
+    first: list[IntArray] = {
+        "cheapest": [total],
+        "fastest": [rows.duration_bucket, total],
+        "throughput": [-tokens, total],
+    }[problem.goal]
     return Ranking(replicas, machines, total, place, broken, np.stack([*first, rows.duration_us, gpus], axis=1))

@@ -8,7 +8,16 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from planner.errors import PlannerError
-from planner.solver.constraints import Programme, build, duration, duration_step, fix_throughput, total_cost, total_gpus, total_tokens
+from planner.solver.constraints import (
+    Programme,
+    build,
+    duration,
+    duration_step,
+    fix_throughput,
+    total_cost,
+    total_gpus,
+    total_tokens,
+)
 from planner.solver.problem import ALL_LIMITS, LimitName, Problem
 
 Expression = Callable[[Programme], Any]
@@ -84,7 +93,9 @@ def solve_problem(
         code = solver.solve(p.model)
         if code not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             if code == cp_model.MODEL_INVALID:
-                raise PlannerError("the solver refused the model", p.model.validate(), "Please report this with your command.")
+                raise PlannerError(
+                    "the solver refused the model", p.model.validate(), "Please report this with your command."
+                )
             if i == 0:
                 status = "INFEASIBLE" if code == cp_model.INFEASIBLE else "UNKNOWN"
             break
@@ -104,7 +115,16 @@ def solve_problem(
     row, replicas, machines = answer if answer is not None else (None, 0, {})
     proto = p.model.proto
     return Answer(
-        status, row, replicas, machines, objective, bound, time.perf_counter() - start, len(proto.variables), p.constraints, tuple(p.named)
+        status,
+        row,
+        replicas,
+        machines,
+        objective,
+        bound,
+        time.perf_counter() - start,
+        len(proto.variables),
+        p.constraints,
+        tuple(p.named),
     )
 
 

@@ -76,7 +76,11 @@ def estimate_serving(request: ServeRequest, model: ModelSpec, catalog: Catalog) 
 def _nothing(study: Study) -> InvalidValueError | NoPlanError:
     reasons = "; ".join(words.nothing_at_all(study))
     if "cannot carry the load" in study.pruned:
-        return NoPlanError("this configuration cannot carry the load", reasons, "Add --data-parallel, lower --rate, or leave --data-parallel open.")
+        return NoPlanError(
+            "this configuration cannot carry the load",
+            reasons,
+            "Add --data-parallel, lower --rate, or leave --data-parallel open.",
+        )
     return InvalidValueError("no legal configuration is left", reasons, "Change a pinned axis or the hardware.")
 
 
@@ -118,9 +122,13 @@ def memory_serving(request: ServeRequest, model: ModelSpec, catalog: Catalog) ->
     pairs, space = memory_pairs(loose, model, catalog)
     if not len(pairs.shard):
         reasons = "; ".join(f"{reason}" for reason in space.excluded) or "no machine has enough GPUs"
-        raise InvalidValueError("no legal configuration is left", reasons, "Change the engine, the precision, the degrees or the hardware.")
+        raise InvalidValueError(
+            "no legal configuration is left", reasons, "Change the engine, the precision, the degrees or the hardware."
+        )
     kinds = [space.shards[int(s)].kv_dtype.name for s in pairs.shard]
-    pick = next((i for i, k in enumerate(kinds) if k in ("bf16", "fp16")), 0) if request.pins.kv_cache_dtype is None else 0
+    pick = (
+        next((i for i, k in enumerate(kinds) if k in ("bf16", "fp16")), 0) if request.pins.kv_cache_dtype is None else 0
+    )
     which = np.array([pick], dtype=np.int64)
     return _memory_report(pairs, which, model, pins.max_num_seqs or DEFAULT_SEQUENCES)
 
@@ -146,7 +154,9 @@ def _memory_report(pairs: Pairs, which: IntArray, model: ModelSpec, sequences: i
         ("CUDA graphs", g["graphs_bytes"]),
     )
     fits = g["required_bytes"] <= g["capacity_bytes"]
-    notes = [f"The engine gives the cache {g['kv_pool_bytes'] / GIB:.2f} GiB: {int(g['kv_pool_tokens']):,} tokens, or {most} such requests at once."]
+    notes = [
+        f"The engine gives the cache {g['kv_pool_bytes'] / GIB:.2f} GiB: {int(g['kv_pool_tokens']):,} tokens, or {most} such requests at once."
+    ]
     if not fits:
         notes.append("Lower --max-num-seqs or the lengths, raise --tp, or take a smaller --precision or a larger GPU.")
     notes.extend(model.assumptions)

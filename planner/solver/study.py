@@ -73,7 +73,11 @@ def searched_precisions(model: ModelSpec, pinned: str | None) -> tuple[Precision
         return (precision(pinned),)
     native = precision(model.native_precision)
     smaller = WORTH_CONVERTING * (native.bits + native.overhead_bits)
-    found = [p for p in precisions() if p.name == native.name or (p.bits + p.overhead_bits <= smaller and not p.native_only and p.servable)]
+    found = [
+        p
+        for p in precisions()
+        if p.name == native.name or (p.bits + p.overhead_bits <= smaller and not p.native_only and p.servable)
+    ]
     if native.name == "bf16":
         found.append(precision("fp16"))
     return tuple(found)
@@ -106,10 +110,20 @@ def serving_settings(model: ModelSpec, request: ServeRequest) -> Settings:
     if wanted is None:
         wanted = min(model.max_context, max(4096, 2 ** int(np.ceil(np.log2(2 * tokens)))))
     elif wanted > model.max_context:
-        raise InvalidValueError(f"--max-model-len {wanted} is above the {model.max_context} tokens of context of {model.name}", "", "Lower it.")
+        raise InvalidValueError(
+            f"--max-model-len {wanted} is above the {model.max_context} tokens of context of {model.name}",
+            "",
+            "Lower it.",
+        )
     elif wanted < tokens:
-        raise InvalidValueError(f"--max-model-len {wanted} is below input + output tokens ({tokens})", "", "Raise it or shorten the workload.")
-    return Settings(wanted, max_num_batched_tokens=8192, tokens_per_sequence=tokens, max_num_seqs=request.pins.max_num_seqs)
+        raise InvalidValueError(
+            f"--max-model-len {wanted} is below input + output tokens ({tokens})",
+            "",
+            "Raise it or shorten the workload.",
+        )
+    return Settings(
+        wanted, max_num_batched_tokens=8192, tokens_per_sequence=tokens, max_num_seqs=request.pins.max_num_seqs
+    )
 
 
 def check_pins(model: ModelSpec, request: ServeRequest) -> None:
@@ -127,7 +141,11 @@ def check_pins(model: ModelSpec, request: ServeRequest) -> None:
             raise InvalidValueError(f"{flag} must be 1 or more, not {value}", "", f"Write for example {flag} 2.")
         reason = rule(model, value)
         if reason is not None:
-            raise InvalidValueError(f"{flag} {value} does not work for {model.name}", reason, "Choose another degree or leave it to the solver.")
+            raise InvalidValueError(
+                f"{flag} {value} does not work for {model.name}",
+                reason,
+                "Choose another degree or leave it to the solver.",
+            )
 
 
 def find_offers(request: ServeRequest, catalog: Catalog) -> tuple[Offer, ...]:
@@ -227,7 +245,9 @@ def _estimable(pairs: Pairs, near_miss: float, pruned: Counter[str]) -> tuple[Pa
     position = np.full(len(pairs.shards), -1, dtype=np.int64)
     position[used] = np.arange(len(used))
     shards = tuple(pairs.shards[i] for i in used)
-    return replace(pairs, shards=shards, shard=position[pairs.shard], step_table=step_table(pairs.model, shards, pairs.workload)), alive
+    return replace(
+        pairs, shards=shards, shard=position[pairs.shard], step_table=step_table(pairs.model, shards, pairs.workload)
+    ), alive
 
 
 def _operate(pairs: Pairs, alive: IntArray, request: ServeRequest) -> PairRows:
@@ -259,7 +279,9 @@ def offer_columns(space: Space) -> tuple[tuple[Offer, ...], tuple[OfferColumn, .
         for offer in hw.offers:
             place = places.setdefault((offer.instance.provider, offer.price.region), len(places))
             offers.append(offer)
-            columns.append(OfferColumn(h, place, round(offer.price.usd_per_hour * 1e6), hw.gpus_per_node, offer_limit(offer)))
+            columns.append(
+                OfferColumn(h, place, round(offer.price.usd_per_hour * 1e6), hw.gpus_per_node, offer_limit(offer))
+            )
     return tuple(offers), tuple(columns)
 
 
@@ -271,7 +293,8 @@ def integer_rows(study: Study) -> Rows:
     """The placed rows in whole numbers: needs rounded up, capacities down."""
     space, at = study.space, study.placed
     shapes = np.array(
-        [(x.replicas_per_node, x.nodes_per_replica, x.tensor_parallel * x.pipeline_parallel) for x in space.layouts], dtype=np.int64
+        [(x.replicas_per_node, x.nodes_per_replica, x.tensor_parallel * x.pipeline_parallel) for x in space.layouts],
+        dtype=np.int64,
     ).reshape(-1, 3)[space.candidate_layout[at.candidate]]
     rows = take(study.rows, at.row)
     shard_of = np.array([s for s, _ in space.pairs], dtype=np.int64)
@@ -326,10 +349,16 @@ def free_replicas(problem: Problem) -> Rows:
     most = {int(h): most_machines(problem, int(h), enforced) for h in np.unique(rows.hardware)}
     if any(m >= UNBOUNDED for m in most.values()):
         raise InvalidValueError(
-            "--goal throughput needs a bound", "more machines always give more tokens per second", "Add --budget 20/h, --max-gpus 8 or --on 2xrtx-4090."
+            "--goal throughput needs a bound",
+            "more machines always give more tokens per second",
+            "Add --budget 20/h, --max-gpus 8 or --on 2xrtx-4090.",
         )
     machines = np.array([most[int(h)] for h in rows.hardware], dtype=np.int64)
-    room = np.where(rows.replicas_per_node >= 1, machines * rows.replicas_per_node, machines // np.maximum(rows.nodes_per_replica, 1))
+    room = np.where(
+        rows.replicas_per_node >= 1,
+        machines * rows.replicas_per_node,
+        machines // np.maximum(rows.nodes_per_replica, 1),
+    )
     return replace(rows, replicas_max=np.maximum(rows.replicas, np.minimum(room, MAX_THROUGHPUT_REPLICAS)))
 
 

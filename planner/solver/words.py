@@ -44,13 +44,21 @@ def assumptions(study: Study, catalog: Catalog) -> tuple[str, ...]:
     request, w = study.request, study.request.workload
     lines = []
     if request.goal == "throughput" and w.concurrency is None:
-        lines.append(f"Load: as much as the limits allow, {w.input_tokens} input and {w.output_tokens} output tokens per request (means).")
+        lines.append(
+            f"Load: as much as the limits allow, {w.input_tokens} input and {w.output_tokens} output tokens per request (means)."
+        )
     else:
-        lines.append(f"Load: {describe_load(request)}, {w.input_tokens} input and {w.output_tokens} output tokens per request (means).")
+        lines.append(
+            f"Load: {describe_load(request)}, {w.input_tokens} input and {w.output_tokens} output tokens per request (means)."
+        )
     if request.limits.ttft_s is not None:
-        lines.append(f"--latency {format_duration(request.limits.ttft_s)} is read as time to first token, 95th percentile, under that load.")
+        lines.append(
+            f"--latency {format_duration(request.limits.ttft_s)} is read as time to first token, 95th percentile, under that load."
+        )
     s = study.pairs.settings
-    lines.append(f"The engine accepts requests of up to {s.max_model_len} tokens and batches up to {s.max_num_batched_tokens} tokens a step.")
+    lines.append(
+        f"The engine accepts requests of up to {s.max_model_len} tokens and batches up to {s.max_num_batched_tokens} tokens a step."
+    )
     if request.hardware.owned is None:
         lines.append(f"Prices: {', '.join(request.hardware.tiers)}; whole machines are rented.")
     else:
@@ -69,7 +77,9 @@ def warnings(study: Study, row: int, offers: Sequence[OfferChoice]) -> tuple[str
     for offer in offers:
         age = (today() - dt.date.fromisoformat(offer.observed_at)).days
         if offer.tier != "owned" and age > STALE_DAYS:
-            lines.append(f"The price of {offer.provider} {offer.instance_type} is {age} days old ({offer.observed_at}): check it before you rent.")
+            lines.append(
+                f"The price of {offer.provider} {offer.instance_type} is {age} days old ({offer.observed_at}): check it before you rent."
+            )
     support = engine.support(shard.precision.name, shard.gpu)
     if support is not None and support.needs_checkpoint and shard.precision.name != study.model.native_precision:
         lines.append(f"{shard.precision.name} needs a checkpoint in that format: {support.note or 'find or make one'}.")
@@ -83,7 +93,9 @@ def warnings(study: Study, row: int, offers: Sequence[OfferChoice]) -> tuple[str
         if link is not None and not link.verified:
             lines.append(f"The figures of the link {link.name} are not verified.")
     if study.model.gated_repo:
-        lines.append(f"{study.model.hf_id} is a gated repository: accept its licence and set HF_TOKEN before you start.")
+        lines.append(
+            f"{study.model.hf_id} is a gated repository: accept its licence and set HF_TOKEN before you start."
+        )
     return tuple(lines)
 
 
@@ -131,7 +143,9 @@ def binding(study: Study, ranking: Ranking, found: Sequence[Binding], winner: in
     lines = []
     for b in found:
         phrase = describe(study, b.row, int(ranking.replicas[b.row]), int(ranking.machines[b.row]))
-        lines.append(f"{FLAGS[b.limit]}: without it {phrase} would win with {_gain(study, ranking, b.row, winner)} ({_amount(study, b.limit, b.row, ranking)})")
+        lines.append(
+            f"{FLAGS[b.limit]}: without it {phrase} would win with {_gain(study, ranking, b.row, winner)} ({_amount(study, b.limit, b.row, ranking)})"
+        )
     return tuple(lines) or ("no limit: nothing in the catalog does better even without the limits",)
 
 
@@ -200,12 +214,16 @@ def relaxation(study: Study, name: LimitName, row: int, answer: Answer) -> Relax
     if name in TIMES:
         return Relaxation(FLAGS[name], study.problem.limits[name] / 1e3, ms(int(rows.metrics[name][row])), "ms")
     if name == "max_accuracy_loss":
-        return Relaxation(FLAGS[name], limits.max_accuracy_loss_percent, -(-int(rows.metrics[name][row]) // 100) / 100, "%")
+        return Relaxation(
+            FLAGS[name], limits.max_accuracy_loss_percent, -(-int(rows.metrics[name][row]) // 100) / 100, "%"
+        )
     if name == "budget":
         cost = sum(offers[o].micro_usd_per_hour * n for o, n in answer.machines.items())
         return Relaxation(FLAGS[name], limits.budget_usd_per_hour or 0, -(-cost // 10_000) / 100, "USD/h")
     if name == "max_gpus":
-        return Relaxation(FLAGS[name], limits.max_gpus or 0, sum(offers[o].gpus * n for o, n in answer.machines.items()), "GPUs")
+        return Relaxation(
+            FLAGS[name], limits.max_gpus or 0, sum(offers[o].gpus * n for o, n in answer.machines.items()), "GPUs"
+        )
     if name == "quota":
         most = sum(offers[o].limit or 0 for o in answer.machines)
         return Relaxation(FLAGS[name], most, sum(answer.machines.values()), "machines")
@@ -213,7 +231,9 @@ def relaxation(study: Study, name: LimitName, row: int, answer: Answer) -> Relax
     return Relaxation(FLAGS[name], limits.min_throughput_tokens_per_s or 0, tokens // 1000, "tokens/s")
 
 
-def lighter_load(request: ServeRequest, model: ModelSpec, catalog: Catalog, clash: Sequence[LimitName]) -> list[Relaxation]:
+def lighter_load(
+    request: ServeRequest, model: ModelSpec, catalog: Catalog, clash: Sequence[LimitName]
+) -> list[Relaxation]:
     """The highest load that all limits allow, by bisection over whole solves; empty when even an idle system fails."""
     from planner.solver.lighter import highest_load
 

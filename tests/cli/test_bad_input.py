@@ -65,9 +65,7 @@ def outcome(capsys, arguments):
 )
 def test_one_clear_line_and_exit_2(capsys, tmp_path, extra, mentions):
     base = SOLVE
-    if extra[0] == "--gpu":
-        base = SOLVE[:-2]
-    elif extra[0] == "--on":
+    if extra[0] == "--gpu" or extra[0] == "--on":
         base = SOLVE[:-2]
     elif extra[0] == "--model":
         base = ["solve"]
@@ -112,7 +110,9 @@ def test_missing_config(capsys, tmp_path):
     assert "nothing.json" in err
 
 
-@pytest.mark.parametrize(("text", "mentions"), [("::: {{", "prices"), ("provider,instance\n", "prices"), ("\x00\x01", "prices")])
+@pytest.mark.parametrize(
+    ("text", "mentions"), [("::: {{", "prices"), ("provider,instance\n", "prices"), ("\x00\x01", "prices")]
+)
 def test_broken_catalog_folder(capsys, tmp_path, text, mentions):
     (tmp_path / "prices").mkdir()
     (tmp_path / "prices" / "mine.csv").write_text(text)
@@ -122,7 +122,9 @@ def test_broken_catalog_folder(capsys, tmp_path, text, mentions):
     assert err.count("\n") == 1
 
 
-@pytest.mark.parametrize("content", ["", "just words", "{", "schema_version: 99\n", "schema_version: 1\nstatus: optimal\n", "[]", "\x00"])
+@pytest.mark.parametrize(
+    "content", ["", "just words", "{", "schema_version: 99\n", "schema_version: 1\nstatus: optimal\n", "[]", "\x00"]
+)
 def test_broken_plan_file(capsys, tmp_path, content):
     file = tmp_path / "plan.yaml"
     file.write_text(content)

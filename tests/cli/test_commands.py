@@ -20,7 +20,9 @@ def output(capsys, arguments, code=0):
 
 
 def test_main_job(capsys, tmp_path):
-    out = output(capsys, ["solve", "--model", "70b", "--goal", "cheapest", "--latency", "200ms", "--out", tmp_path / "plan"])
+    out = output(
+        capsys, ["solve", "--model", "70b", "--goal", "cheapest", "--latency", "200ms", "--out", tmp_path / "plan"]
+    )
     assert "proved optimal" in out
     assert "95th percentile" in out
     plan = load_plan(tmp_path / "plan" / "plan.yaml")
@@ -78,7 +80,11 @@ def test_memory_adds_up(capsys):
 
 
 def test_estimate_of_what_does_not_fit_says_so(capsys):
-    out = output(capsys, ["estimate", "--model", "70b", "--on", "2xl40s", "--tp", "2", "--precision", "bf16", "--concurrency", "4"], code=3)
+    out = output(
+        capsys,
+        ["estimate", "--model", "70b", "--on", "2xl40s", "--tp", "2", "--precision", "bf16", "--concurrency", "4"],
+        code=3,
+    )
     assert "DOES NOT FIT" in out
 
 
@@ -92,5 +98,10 @@ def test_negotiated_price_wins(capsys, tmp_path):
     (tmp_path / "prices" / "lambda.csv").write_text(
         "instance,region,tier,usd_per_hour,observed_on,source\ngpu_8x_h100_sxm5,us-east-1,reserved,0.5,2026-11-01,our contract\n"
     )
-    tree = json.loads(output(capsys, ["solve", "--model", "8b", "--catalog", tmp_path, "--tier", "reserved", "--gpu", "h100-sxm", "--json"]))
+    tree = json.loads(
+        output(
+            capsys,
+            ["solve", "--model", "8b", "--catalog", tmp_path, "--tier", "reserved", "--gpu", "h100-sxm", "--json"],
+        )
+    )
     assert tree["cost"]["usd_per_hour"] == 0.5

@@ -12,7 +12,13 @@ KEPT = {"a100-sxm-80", "h100-sxm", "l40s", "rtx-4090", "a100-pcie-80"}
 @pytest.fixture(scope="session")
 def small_catalog():
     catalog = load_catalog()
-    offers = tuple(o for o in catalog.offers if o.instance.gpu.name in KEPT and o.price.tier == "on_demand" and o.instance.provider in ("lambda", "runpod", "verda", "aws"))
+    offers = tuple(
+        o
+        for o in catalog.offers
+        if o.instance.gpu.name in KEPT
+        and o.price.tier == "on_demand"
+        and o.instance.provider in ("lambda", "runpod", "verda", "aws")
+    )
     return replace(catalog, offers=offers)
 
 

@@ -26,7 +26,9 @@ def cost(request, model, catalog):
 
 
 def request(rate=2.0, ttft=0.3, tpot=None, **kw):
-    return ServeRequest("llama-3.1-8b", workload=Workload(1024, 256, rate), limits=Limits(ttft_s=ttft, tpot_s=tpot), pins=VLLM, **kw)
+    return ServeRequest(
+        "llama-3.1-8b", workload=Workload(1024, 256, rate), limits=Limits(ttft_s=ttft, tpot_s=tpot), pins=VLLM, **kw
+    )
 
 
 @LAW
@@ -39,7 +41,9 @@ def test_a_looser_latency_never_costs_more(small_catalog, model_8b, ttft, factor
 @LAW
 @given(st.floats(0.1, 40.0), st.floats(1.0, 4.0))
 def test_less_load_never_costs_more(small_catalog, model_8b, rate, factor):
-    assert cost(request(rate=rate), model_8b, small_catalog) <= cost(request(rate=rate * factor), model_8b, small_catalog)
+    assert cost(request(rate=rate), model_8b, small_catalog) <= cost(
+        request(rate=rate * factor), model_8b, small_catalog
+    )
 
 
 @LAW
@@ -47,7 +51,11 @@ def test_less_load_never_costs_more(small_catalog, model_8b, rate, factor):
 def test_more_memory_never_hurts(small_catalog, model_70b, gpu, factor):
     def bigger(offer):
         i = offer.instance
-        return replace(offer, instance=replace(i, gpu=replace(i.gpu, usable_gib=i.gpu.usable_gib * factor))) if i.gpu.name == gpu else offer
+        return (
+            replace(offer, instance=replace(i, gpu=replace(i.gpu, usable_gib=i.gpu.usable_gib * factor)))
+            if i.gpu.name == gpu
+            else offer
+        )
 
     larger = replace(small_catalog, offers=tuple(bigger(o) for o in small_catalog.offers))
     asked = ServeRequest("llama-3.3-70b", workload=Workload(512, 128, 1.0), limits=Limits(ttft_s=1.0), pins=VLLM)
@@ -76,7 +84,9 @@ def test_solver_and_ranking_agree_on_the_real_table(small_catalog, model_70b, go
 
 
 def test_throughput_fills_the_budget(small_catalog, model_8b):
-    asked = ServeRequest("llama-3.1-8b", goal="throughput", limits=Limits(budget_usd_per_hour=10.0, tpot_s=0.05), pins=VLLM)
+    asked = ServeRequest(
+        "llama-3.1-8b", goal="throughput", limits=Limits(budget_usd_per_hour=10.0, tpot_s=0.05), pins=VLLM
+    )
     plan = solve_serving(asked, model_8b, small_catalog)
     assert plan.status == "optimal"
     assert plan.cost.usd_per_hour <= 10.0
@@ -86,7 +96,12 @@ def test_throughput_fills_the_budget(small_catalog, model_8b):
 
 
 def test_owned_cards_are_not_exceeded(small_catalog, model_70b):
-    asked = ServeRequest("llama-3.3-70b", hardware=HardwareFilter(owned="2xrtx-4090"), limits=Limits(max_accuracy_loss_percent=5.0), workload=Workload(512, 128, 0.2))
+    asked = ServeRequest(
+        "llama-3.3-70b",
+        hardware=HardwareFilter(owned="2xrtx-4090"),
+        limits=Limits(max_accuracy_loss_percent=5.0),
+        workload=Workload(512, 128, 0.2),
+    )
     plan = solve_serving(asked, model_70b, small_catalog)
     assert plan.status == "optimal"
     assert plan.deployment.gpus <= 2
@@ -94,12 +109,19 @@ def test_owned_cards_are_not_exceeded(small_catalog, model_70b):
 
 
 def test_an_infeasible_request_names_the_clash_and_a_change_that_works(small_catalog, model_70b):
-    asked = ServeRequest("llama-3.3-70b", limits=Limits(ttft_s=0.2, budget_usd_per_hour=1.0), workload=Workload(1024, 256, 2.0), pins=VLLM)
+    asked = ServeRequest(
+        "llama-3.3-70b",
+        limits=Limits(ttft_s=0.2, budget_usd_per_hour=1.0),
+        workload=Workload(1024, 256, 2.0),
+        pins=VLLM,
+    )
     plan = solve_serving(asked, model_70b, small_catalog)
     assert plan.status == "infeasible"
     assert any("--budget" in line for line in plan.infeasible.core)
     budget = next(r for r in plan.infeasible.relaxations if r.limit == "--budget")
-    solved = solve_serving(replace(asked, limits=replace(asked.limits, budget_usd_per_hour=budget.needed)), model_70b, small_catalog)
+    solved = solve_serving(
+        replace(asked, limits=replace(asked.limits, budget_usd_per_hour=budget.needed)), model_70b, small_catalog
+    )
     assert solved.status == "optimal"
     just_less = replace(asked, limits=replace(asked.limits, budget_usd_per_hour=budget.needed - 0.02))
     assert solve_serving(just_less, model_70b, small_catalog).status == "infeasible"

@@ -40,7 +40,11 @@ def solve_exhaustively(problem: Problem) -> tuple | None:
                         continue
                     if gpus > limits.get("max_gpus", math.inf):
                         continue
-                    first = {"cheapest": (total,), "fastest": (int(rows.duration_bucket[r]), total), "throughput": (-tokens, total)}[problem.goal]
+                    first = {
+                        "cheapest": (total,),
+                        "fastest": (int(rows.duration_bucket[r]), total),
+                        "throughput": (-tokens, total),
+                    }[problem.goal]
                     key = (*first, int(rows.duration_us[r]), gpus)
                     if best is None or key < best:
                         best = key

@@ -22,7 +22,9 @@ def answer_key(problem, answer):
     cost = sum(o.micro_usd_per_hour * n for o, n in offers)
     gpus = sum(o.gpus * n for o, n in offers)
     tokens = int(rows.tokens_milli_per_s[r]) * answer.replicas
-    first = {"cheapest": (cost,), "fastest": (int(rows.duration_bucket[r]), cost), "throughput": (-tokens, cost)}[problem.goal]
+    first = {"cheapest": (cost,), "fastest": (int(rows.duration_bucket[r]), cost), "throughput": (-tokens, cost)}[
+        problem.goal
+    ]
     return (*first, int(rows.duration_us[r]), gpus)
 
 
@@ -67,4 +69,3 @@ def test_pruning_keeps_the_answer_under_every_loosening():
             assert full.status == small.status, (seed, name)
             if full.row is not None and problem.goal != "throughput":
                 assert full.objective == small.objective, (seed, name)
-
