@@ -71,6 +71,7 @@ class LatentAttention:
     indexer_dim: int = 0
     indexer_top_k: int | None = None
     extra_params: int = 0
+    indexer_heads: int = 0
     compression: int = 1
     window: int = 0
     params_count: int | None = None

@@ -153,7 +153,7 @@ def latent_attention(f: Fields, index: int = 0) -> LatentAttention:
         extra += hidden * heads * f.count("v_head_dim")
     return LatentAttention(
         heads, q_rank, f.count("kv_lora_rank"), f.count("qk_nope_head_dim"), f.count("qk_rope_head_dim", low=0), f.count("v_head_dim"),
-        index_dim, f.optional("index_topk"), extra,
+        index_dim, f.optional("index_topk"), extra, indexer_heads=f.count("index_n_heads") if index_dim else 0,
     )  # fmt: skip
 
 

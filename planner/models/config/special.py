@@ -76,7 +76,7 @@ def _v4_mixer(f: Fields, ratio: int, sizes: tuple[int, int, int]) -> LatentAtten
     rope = f.count("qk_rope_head_dim")
     return LatentAttention(
         heads, rank, width - rope, width - rope, rope, width, index, f.optional("index_topk") if index else None,
-        compression=ratio, window=f.count("sliding_window", default=0, low=0), params_count=params,
+        indexer_heads=f.count("index_n_heads") if index else 0, compression=ratio, window=f.count("sliding_window", default=0, low=0), params_count=params,
     )  # fmt: skip
 
 
