@@ -141,9 +141,8 @@ def fewest_replicas_for_load(pairs: Pairs, which: IntArray, cap: IntArray) -> In
         idle = pairs.time(which, np.full(len(which), total_load(pairs.workload) * IDLE_FRACTION), cap)
         with np.errstate(divide="ignore"):
             need = np.ceil(total_load(pairs.workload) / (MAX_LOAD * idle.max_rate_per_s))
-    return np.clip(np.nan_to_num(need, nan=MAX_REPLICAS + 1, posinf=MAX_REPLICAS + 1), 1, MAX_REPLICAS + 1).astype(
-        np.int64
-    )
+    bounded = np.clip(np.nan_to_num(need, nan=MAX_REPLICAS + 1, posinf=MAX_REPLICAS + 1), 1, MAX_REPLICAS + 1)
+    return np.asarray(bounded, dtype=np.int64)
 
 
 def fewest_replicas_within_limits(

@@ -57,7 +57,7 @@ def mixer_token_bytes(mixer: Mixer, kv: KvDtype, ways: int) -> float:
         return max(1, -(-mixer.kv_heads // ways)) * (mixer.head_dim + mixer.value_dim) * kv.bytes_per_element
     if isinstance(mixer, LatentAttention):
         latent = (mixer.kv_lora_rank + mixer.qk_rope_head_dim) * kv.bytes_per_element
-        return latent + (mixer.indexer_dim + 4 if mixer.indexer_dim else 0)
+        return (latent + (mixer.indexer_dim + 4 if mixer.indexer_dim else 0)) / mixer.compression if mixer.compression else 0.0
     return 0.0
 
 
@@ -78,6 +78,9 @@ def _buckets(layers: Sequence[Layer], kv: KvDtype, ways: int) -> tuple[dict[Buck
             if isinstance(mixer, StateMixer):
                 states.append(state_bytes(mixer, ways))
                 continue
+            if isinstance(mixer, LatentAttention) and mixer.window:
+                vector = (mixer.kv_lora_rank + mixer.qk_rope_head_dim) * kv.bytes_per_element
+                found[mixer.window, False, vector] = found.get((mixer.window, False, vector), 0) + 1
             per_token = mixer_token_bytes(mixer, kv, ways)
             if per_token:
                 window = mixer.window or 0 if isinstance(mixer, Attention) and mixer.kind != "full" else 0
@@ -95,7 +98,8 @@ def stage_kv(layers: Sequence[Layer], kv: KvDtype, ways: int, rules: KvRules, en
     """What a sequence costs on a rank that holds `layers`."""
     buckets, states = _buckets(layers, kv, ways)
     fixed = _cross_bytes(layers, kv, ways, encoder_tokens) if encoder_tokens else 0.0
-    if rules.sliding == "grouped" and (len({(w, c) for w, c, _ in buckets}) > 1 or states):
+    compressed = any(isinstance(m, LatentAttention) and m.compression != 1 for layer in layers for m in layer.mixers)
+    if rules.sliding == "grouped" and not compressed and (len({(w, c) for w, c, _ in buckets}) > 1 or states):
         return _grouped(buckets, states, rules, fixed)
     block, full, windows = rules.block_tokens, 0.0, []
     for (window, chunked, per_token), count in buckets.items():

@@ -13,11 +13,17 @@ EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_expe
 
 def dense_mlp(f: Fields, traits: Traits, hidden: int) -> DenseMlp:
     """The dense feed-forward; where the width is not stated, the family's own rule (4 x hidden in GPT-2, OPT, BLOOM, MPT, Falcon)."""
-    width = f.optional("intermediate_size_mlp", "dense_intermediate_size", "intermediate_size", "n_inner", "ffn_hidden_size", "ffn_dim", "d_ff")
+    width = f.optional("intermediate_size_mlp", "dense_intermediate_size", "block_ff_dim", "intermediate_size", "n_inner", "ffn_hidden_size", "ffn_dim", "d_ff")
     if width is None:
         if traits.gated:
             raise ModelConfigError("config has no field 'intermediate_size'", "the feed-forward width cannot be known", "Check the file.")
         width = f.count("expansion_ratio", default=4) * hidden
+    if f.text("model_type") == "recurrent_gemma":
+        width //= 2
+    if f.flag("block_auto_adjust_ff_dim"):
+        multiple = f.count("block_multiple_of", default=256)
+        width = int(f.number("block_ffn_dim_multiplier", default=1.0) * int(2 * width / 3))
+        width = -(-width // multiple) * multiple
     return DenseMlp(width, traits.gated, _says(f, traits.mlp_bias))
 
 
@@ -32,11 +38,18 @@ def moe_mlp(f: Fields, traits: Traits, hidden: int, experts: int) -> MoeMlp:
         shared = width * f.count("n_shared_experts", "num_shared_experts", "moe_num_shared_experts", default=0, low=0)
     if f.text("model_type") in ("llama4_text", "llama4"):
         shared = width
-    router = experts * hidden + experts * traits.router_bias
+    if f.flag("enable_moe_block"):
+        shared = f.count("intermediate_size")
+    router = experts * hidden + experts * traits.router_bias + (hidden + experts) * f.flag("enable_moe_block")
     if f.text("topk_method") == "noaux_tc" or f.flag("use_routing_bias") or f.has("routed_scaling_factor") and f.text("scoring_func") == "sigmoid":
         router += experts
+    if f.text("model_type").startswith("ernie4_5_moe"):
+        router += experts
     extra = hidden if f.text("model_type").startswith(("qwen2_moe", "qwen3_next", "qwen3_5")) and shared else 0
-    return MoeMlp(experts, top, width, shared, traits.gated, traits.expert_bias, router, extra)
+    latent = f.optional("routed_expert_hidden_size")
+    if latent:
+        extra += 2 * hidden * latent + latent * f.flag("latent_moe_use_norm")
+    return MoeMlp(experts, top, width, shared, traits.gated, traits.expert_bias, router, extra, latent)
 
 
 def _top_default(f: Fields) -> int | None:

@@ -69,3 +69,29 @@ def kda_mixer(f: Fields) -> StateMixer:
     gate = hidden * width if inner.flag("use_full_rank_gate") else hidden * dim + dim * width
     params = 3 * hidden * width + 3 * width * kernel + hidden * dim + dim * width + hidden * heads + gate + heads + width + dim + width * hidden
     return StateMixer("kda", params, heads * dim * dim, 3 * width * (kernel - 1), 4.0, flops_per_token=8.0 * heads * dim * dim, heads=heads)
+
+
+def conv_mixer(f: Fields) -> StateMixer:
+    """Short convolution of LFM2: in projection to three widths, depthwise convolution, out projection."""
+    hidden, kernel, bias = f.count("hidden_size"), f.count("conv_L_cache", default=3), f.flag("conv_bias")
+    params = 4 * hidden * hidden + hidden * kernel + 5 * hidden * bias
+    return StateMixer("short_conv", params, 0, hidden * kernel)
+
+
+def lightning_mixer(f: Fields) -> StateMixer:
+    """Lightning attention of MiniMax-01: q, k, v, output gate, out projection and a norm; each head keeps a
+    head_dim x head_dim state."""
+    hidden, heads = f.count("hidden_size"), f.count("num_attention_heads")
+    dim = f.count("head_dim", default=max(1, hidden // heads))
+    width = heads * dim
+    params = hidden * 3 * width + 2 * hidden * width + width
+    return StateMixer("lightning", params, heads * dim * dim, 0, 4.0, flops_per_token=4.0 * heads * dim * dim, heads=heads)
+
+
+def rglru_mixer(f: Fields) -> StateMixer:
+    """Recurrent block of RecurrentGemma: two input projections, convolution, block-diagonal gates, out projection."""
+    hidden, heads = f.count("hidden_size"), f.count("num_attention_heads")
+    width, kernel = f.count("lru_width", default=hidden), f.count("conv1d_width", default=4)
+    gates = 2 * (width * width // heads + width) + width
+    params = 2 * (hidden * width + width) + width * kernel + width + gates + width * hidden + hidden
+    return StateMixer("rglru", params, width, width * (kernel - 1), 4.0, flops_per_token=10.0 * width)

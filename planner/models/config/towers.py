@@ -109,7 +109,7 @@ def vision_tower(top: Fields, hidden: int) -> tuple[Tower | None, list[str]]:
     if v is None or not v.raw:
         return None, []
     kind = v.text("model_type") or _KINDS_ALIASES.get(top.text("model_type"), top.text("model_type"))
-    style, notes = _VITS.get(kind), []
+    style, notes = _VITS.get(kind) or _VITS.get(kind.removesuffix("_vision")), []
     if style is None:
         style = _Vit()
         notes.append(f"vision tower {kind or 'without a type'!r} is not known here: counted as a plain ViT of its stated size")
