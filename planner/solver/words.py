@@ -70,16 +70,19 @@ def assumptions(study: Study, catalog: Catalog) -> tuple[str, ...]:
     return tuple(lines)
 
 
+def stale_price(offer: OfferChoice, now: dt.date) -> str:
+    """A line about the age of a price that is older than STALE_DAYS; empty when it is fresh or the machine is owned."""
+    age = (now - dt.date.fromisoformat(offer.observed_at)).days
+    if offer.tier == "owned" or age <= STALE_DAYS:
+        return ""
+    return f"The price of {offer.provider} {offer.instance_type} is {age} days old ({offer.observed_at}): check it before you rent."
+
+
 def warnings(study: Study, row: int, offers: Sequence[OfferChoice]) -> tuple[str, ...]:
     """What a person should know before spending money."""
     _, shard, engine, _ = parts(study, row)
     lines = []
-    for offer in offers:
-        age = (today() - dt.date.fromisoformat(offer.observed_at)).days
-        if offer.tier != "owned" and age > STALE_DAYS:
-            lines.append(
-                f"The price of {offer.provider} {offer.instance_type} is {age} days old ({offer.observed_at}): check it before you rent."
-            )
+    lines.extend(line for offer in offers if (line := stale_price(offer, today())))
     support = engine.support(shard.precision.name, shard.gpu)
     if support is not None and support.needs_checkpoint and shard.precision.name != study.model.native_precision:
         lines.append(f"{shard.precision.name} needs a checkpoint in that format: {support.note or 'find or make one'}.")
