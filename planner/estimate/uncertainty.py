@@ -1,1 +1,0 @@
-def interval(metric, gpu, engine): return 0.8,1.25
