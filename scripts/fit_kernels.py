@@ -123,7 +123,7 @@ def prefill_points(package: str, system: str, peak: dict[str, float]) -> dict:
 def moe_points(package: str, system: str, peak: dict[str, float]) -> dict:
     """Both axes are folded out of six: weight bytes of the experts touched, and tokens on each of them.
 
-    A cell holds the upper quartile: many shapes were measured with kernels nobody had tuned for them, and engines ship
+    A cell holds the 85th percentile: many shapes were measured with kernels nobody had tuned for them, and engines ship
     tuned ones for the models in use. Routing is the skewed kind (power law, exponents 1.01 and 1.2), counted by the uniform formula as moe_s does.
     """
     best: dict = {}
@@ -155,7 +155,7 @@ def moe_points(package: str, system: str, peak: dict[str, float]) -> dict:
         cells[name, *cell].append(roof / seconds)
     found: dict = {}
     for (dt, mb, per), values in cells.items():
-        found.setdefault(dt, {})[mb, per] = float(np.percentile(values, 75))
+        found.setdefault(dt, {})[mb, per] = float(np.percentile(values, 85))
     SPREAD.clear()
     for dt in found:
         off = [abs(found[dt][mb, per] / v - 1) for (d2, mb, per), values in cells.items() if d2 == dt for v in values]

@@ -24,10 +24,10 @@ from planner.validate.accuracy_serving import METRICS, _Skip, read_case, replay
 
 BOUNDS = {
     "step_overhead_us": (50, 40000),
-    "per_sequence_us": (0.5, 400),
-    "request_overhead_ms": (0.5, 120),
-    "decode_efficiency": (0.4, 1.3),
-    "prefill_efficiency": (0.4, 1.3),
+    "per_sequence_us": (0.5, 300),
+    "request_overhead_ms": (0.5, 60),
+    "decode_efficiency": (0.4, 1.1),
+    "prefill_efficiency": (0.4, 1.05),
 }
 
 
@@ -40,7 +40,7 @@ def loss(rows: list[dict[str, str]], catalog) -> float:
     groups = defaultdict(list)
     for row, found in zip(rows, replay(rows, catalog), strict=True):
         if found.predicted is not None and found.predicted > 0:
-            groups[row["load_kind"], row["metric"]].append(min(abs(np.log(found.predicted / float(row["value"]))), 0.7))
+            groups[row["load_kind"], row["metric"]].append(min(abs(np.log(found.predicted / float(row["value"]))), 0.4))
     sizes = np.array([np.sqrt(len(v)) for v in groups.values()])
     return float(np.average([np.mean(v) for v in groups.values()], weights=sizes))
 
