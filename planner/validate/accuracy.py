@@ -33,7 +33,7 @@ _MAX_ROWS = 1_000_000
 
 @dataclass(frozen=True)
 class Score:
-    """How well one metric of one class was predicted. Errors in percent of the measured value; None without a prediction."""
+    """How well one metric of one class was predicted. Errors in percent of the measured value, None without any."""
 
     metric: str
     group: str
@@ -73,7 +73,9 @@ def read_rows(path: Path) -> list[Row]:
     except OSError as error:
         raise InvalidValueError(f"{path} cannot be read", error.strerror or "", "Check the path.") from None
     except (csv.Error, UnicodeDecodeError) as error:
-        raise InvalidValueError(f"{path} is not a CSV file", str(error)[:80], "Give a file with a header line.") from None
+        raise InvalidValueError(
+            f"{path} is not a CSV file", str(error)[:80], "Give a file with a header line."
+        ) from None
     if not rows or len(rows) > _MAX_ROWS:
         raise InvalidValueError(f"{path} has {len(rows)} rows", f"1 to {_MAX_ROWS} are read", "Check the file.")
     lacking = [c for c in ("metric", "value") if c not in rows[0]]
@@ -135,7 +137,9 @@ def _write(path: Path, columns: Sequence[str], rows: Sequence[Mapping[str, str]]
         if temporary and os.path.exists(temporary):
             os.unlink(temporary)
         if isinstance(error, OSError):
-            raise InvalidValueError(f"{path} cannot be written", error.strerror or "", "Choose another --out.") from None
+            raise InvalidValueError(
+                f"{path} cannot be written", error.strerror or "", "Choose another --out."
+            ) from None
         raise
 
 
@@ -153,12 +157,22 @@ def _score(metric: str, name: str, pairs: Sequence[tuple[Row, Prediction]]) -> S
     errors = [e for e in (error_percent(row, p) for row, p in pairs) if e is not None]
     done = [(row, p) for row, p in pairs if p.predicted is not None]
     size = sorted(abs(e) for e in errors)
-    held = [p.low <= v <= p.high for r, p in done if p.low is not None and p.high is not None and (v := measured(r)) is not None]
+    held = [
+        p.low <= v <= p.high
+        for r, p in done
+        if p.low is not None and p.high is not None and (v := measured(r)) is not None
+    ]
     return Score(
-        metric, name, len(pairs), len(done),
-        median(size) if size else None, size[min(len(size) - 1, math.ceil(0.95 * len(size)) - 1)] if size else None,
-        fmean(size) if size else None, fmean(errors) if errors else None, fmean(held) if held else None,
-    )  # fmt: skip
+        metric,
+        name,
+        len(pairs),
+        len(done),
+        median(size) if size else None,
+        size[min(len(size) - 1, math.ceil(0.95 * len(size)) - 1)] if size else None,
+        fmean(size) if size else None,
+        fmean(errors) if errors else None,
+        fmean(held) if held else None,
+    )
 
 
 def reasons(rows: Sequence[Row]) -> list[tuple[str, int]]:
