@@ -11,16 +11,16 @@ import importlib
 import math
 import os
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
+from types import ModuleType
 
 from planner.errors import InvalidValueError, MissingExtraError, PlannerError
 from planner.validate.prediction import Prediction
 
 Row = dict[str, str]
-Replay = Callable[[list[Row]], list[Prediction]]
 TASKS = ("memory", "serving", "training")
 ADDED = ("predicted", "low", "high", "error_percent", "skipped")
 _CLASS_COLUMNS = {
@@ -51,18 +51,17 @@ class Score:
         return self.predicted / self.rows if self.rows else 0.0
 
 
-def replay_of(task: str) -> Replay:
-    """The replay function of a task; a clear error while it does not exist."""
+def module_of(task: str) -> ModuleType:
+    """The replay module of a task; a clear error while it does not exist."""
     name = f"planner.validate.accuracy_{task}"
     try:
-        found: Replay = importlib.import_module(name).replay
+        return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name == name:
             raise InvalidValueError(
                 f"{task} rows cannot be replayed yet", "this version has no estimator for them", f"Leave out --{task}."
             ) from None
         raise MissingExtraError(str(error.name), "dev", f"replaying {task} rows") from None
-    return found
 
 
 def read_rows(path: Path) -> list[Row]:
@@ -107,12 +106,14 @@ def error_percent(row: Row, prediction: Prediction) -> float | None:
 def run(task: str, path: Path, out: Path) -> tuple[list[Score], list[Row]]:
     """Replays a file, writes out/<task>.csv whole or not at all; (scores, rows as written)."""
     rows = read_rows(path)
-    predictions = replay_of(task)(rows)
+    module = module_of(task)
+    predictions = module.replay(rows)
     if len(predictions) != len(rows):
         raise PlannerError(f"the {task} replay gave {len(predictions)} predictions for {len(rows)} rows")
     written = [_joined(row, prediction) for row, prediction in zip(rows, predictions, strict=True)]
     _write(out / f"{task}.csv", [*(c for c in rows[0] if c not in ADDED), *ADDED], written)
-    return scores(task, rows, predictions), written
+    derived = module.derived(rows, predictions) if hasattr(module, "derived") else []
+    return scores(task, rows, predictions) + derived_scores(derived), written
 
 
 def _joined(row: Row, prediction: Prediction) -> Row:
@@ -150,6 +151,15 @@ def scores(task: str, rows: Sequence[Row], predictions: Sequence[Prediction]) ->
         label = " ".join(row[c] for c in _CLASS_COLUMNS[task] if row.get(c)) or "unstated"
         for name in (label, "all"):
             groups.setdefault((row["metric"], name), []).append((row, prediction))
+    return [_score(metric, name, pairs) for (metric, name), pairs in sorted(groups.items())]
+
+
+def derived_scores(found: Sequence[tuple[str, str, float, float]]) -> list[Score]:
+    """Scores of figures made of several rows: (metric, class, predicted, measured) each."""
+    groups: dict[tuple[str, str], list[tuple[Row, Prediction]]] = {}
+    for metric, name, predicted, value in found:
+        pair = ({"metric": metric, "value": repr(value)}, Prediction(predicted, None, None))
+        groups.setdefault((metric, name), []).append(pair)
     return [_score(metric, name, pairs) for (metric, name), pairs in sorted(groups.items())]
 
 

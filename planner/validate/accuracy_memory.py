@@ -109,8 +109,7 @@ def _run(fields: tuple[tuple[str, str], ...]) -> Run | Any:
     groups = max(1, _whole(row, "n_gpus", tp * pp) // (tp * pp))
     spread = groups if model.is_moe and groups > 1 else 1
     total = _total_gib(row.get("gpu", ""))
-    large = total is not None and total >= 70 and "a100" not in row.get("gpu", "").lower()
-    share = row.get("gpu_mem_util", "").strip()
+    limits = _scheduler(total, row.get("gpu", ""))
     method = _precision(row.get("quant", ""), model)
     return Run(
         model,
@@ -122,12 +121,30 @@ def _run(fields: tuple[tuple[str, str], ...]) -> Run | Any:
         spread,
         total,
         _fast_link(row.get("gpu", "")),
-        float(share) if share else rules.default_share,
+        _share(row, rules),
         _whole(row, "max_model_len", model.max_context),
-        _whole(row, "batch", _in_note(note, "max_num_seqs") or (1024 if large else 256)),
-        _in_note(note, "max_num_batched_tokens") or (8192 if large else 2048),
+        _whole(row, "batch", _in_note(note, "max_num_seqs") or limits["seqs"]),
+        _in_note(note, "max_num_batched_tokens") or limits["tokens"],
         _in_note(note, "block size"),
     )
+
+
+def _scheduler(total_gib: float | None, gpu: str) -> dict[str, int]:
+    """The engine's own limits of sequences and tokens in a batch, where a row states none."""
+    table = _words()["scheduler"]
+    large = total_gib is not None and total_gib >= table["large_gib"]
+    excepted = any(word in gpu.lower() for word in table["not_large"])
+    found: dict[str, int] = table["large" if large and not excepted else "small"]
+    return found
+
+
+def _share(row: Row, rules: MemoryRules) -> float:
+    text = row.get("gpu_mem_util", "").strip()
+    if not text:
+        return rules.default_share
+    if not re.fullmatch(r"0?\.\d+|1(\.0*)?", text):
+        raise _SkipError(f"gpu_mem_util {text[:20]!r} is not a fraction")
+    return float(text)
 
 
 def _in_note(note: str, name: str) -> int | None:
@@ -164,7 +181,7 @@ def _total_gib(gpu: str) -> float | None:
     from planner.hardware.names import find_gpu
 
     try:
-        return find_gpu(gpu, load_catalog()).usable_gib
+        return float(find_gpu(gpu, load_catalog()).usable_gib)
     except PlannerError:
         return None
 
@@ -286,3 +303,30 @@ _METRICS: dict[str, Callable[[Run], float]] = {
     "num_attention_heads": _heads,
     "vocab_size": lambda run: run.model.vocab,
 }
+
+
+def derived(rows: list[Row], predictions: list[Prediction]) -> list[tuple[str, str, float, float]]:
+    """(metric, class, predicted, measured) of figures that two rows of a run make together: cache bytes per token."""
+    runs: dict[str, dict[str, tuple[Row, Prediction]]] = {}
+    for row, prediction in zip(rows, predictions, strict=True):
+        if prediction.predicted is not None and row["metric"] in ("kv_gib", "kv_tokens"):
+            runs.setdefault(row.get("id", "").rpartition("/")[0], {})[row["metric"]] = (row, prediction)
+    found = []
+    for pair in runs.values():
+        if len(pair) < 2:
+            continue
+        (row, size), (other, tokens) = pair["kv_gib"], pair["kv_tokens"]
+        values = [float(v) for v in (size.predicted or 0, tokens.predicted or 0, row["value"], other["value"])]
+        if min(values) <= 0:
+            continue
+        plain = _uniform(load_model(row["model"], offline=True))
+        group = (
+            f"{row.get('engine', '')} {row.get('evidence', '')}, {'dense and MLA' if plain else 'sliding and hybrid'}"
+        )
+        found.append(("kv_bytes_per_token", group, values[0] * GIB / values[1], values[2] * GIB / values[3]))
+    return found
+
+
+def _uniform(model: ModelSpec) -> bool:
+    mixers = [m for layer, _ in model.layer_groups for m in layer.mixers]
+    return all(isinstance(m, LatentAttention) or (isinstance(m, Attention) and m.kind == "full") for m in mixers)

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from planner.errors import ModelConfigError
 from planner.models.config.fields import Fields, whole
-from planner.models.config.mixers import mixers_of
-from planner.models.config.mlps import moe_mlp, says
+from planner.models.config.mixers import mixers_of, says
+from planner.models.config.mlps import moe_mlp
 from planner.models.config.traits import Traits
 from planner.models.spec import Attention, DenseMlp, LatentAttention, Layer, MoeMlp
 
