@@ -115,6 +115,21 @@ class Fields:
             )
         return value
 
+    def indices(self, *names: str) -> set[int]:
+        """A list of layer numbers, empty when absent."""
+        return {whole(v, self.named(*names), 0, MAX_LAYERS) for v in self.items(*names) or []}
+
+    def one_per_layer(self, layers: int, *names: str) -> list[Any] | None:
+        """A list with an entry for each layer (more are cut off), None when absent or not a list."""
+        if not isinstance(self.get(*names), list):
+            return None
+        found = self.items(*names) or []
+        if len(found) < layers:
+            raise ModelConfigError(
+                f"config field {self.named(*names)!r} has {len(found)} entries for {layers} layers", "", _NEXT
+            )
+        return found[:layers]
+
     def level(self, *names: str) -> Fields | None:
         """A nested object or None when absent."""
         value = self.get(*names)

@@ -60,7 +60,7 @@ _EXPERTS = (
 def _globs(pattern: str) -> list[str] | None:
     """A simple regular expression as globs ('a|b' groups expanded); None when it is not simple."""
     text = pattern.removeprefix("re:").removeprefix("^").removesuffix("$")
-    text = text.replace("\\d+", "*").replace(".*", "*").replace(".+", "*").replace("\\.", ".")
+    text = text.replace("\\.", "\0").replace("\\d+", "*").replace(".*", "*").replace(".+", "*").replace("\0", ".")
     group = re.search(r"\((?:\?:)?([A-Za-z0-9_|.*]*)\)", text)
     if group:
         parts = [_globs(text[: group.start()] + option + text[group.end() :]) for option in group[1].split("|")[:20]]

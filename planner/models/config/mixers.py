@@ -82,30 +82,30 @@ def _stated_rule(f: Fields, traits: Traits, layers: int) -> list[str]:
     """Patterns given as periods, offsets and index lists."""
     if f.has("linear_attn_config"):
         inner = f.level("linear_attn_config")
-        full = set(inner.items("full_attn_layers") or []) if inner else set()
+        full = inner.indices("full_attn_layers") if inner else set()
         return ["full" if i + 1 in full else "linear" for i in range(layers)]
     if f.has("attn_layer_period"):
         period, offset = f.count("attn_layer_period"), f.count("attn_layer_offset", default=0, low=0)
         return ["full" if i % period == offset else "mamba" for i in range(layers)]
     if f.has("attn_layer_indices"):
-        full = set(f.items("attn_layer_indices") or [])
+        full = f.indices("attn_layer_indices")
         return ["full" if i in full else "mamba" for i in range(layers)]
     if f.has("full_attention_interval"):
         period = f.count("full_attention_interval")
         return ["full" if (i + 1) % period == 0 else "linear" for i in range(layers)]
     if f.has("hybrid_layer_pattern"):
-        return ["sliding" if k else "full" for k in (f.items("hybrid_layer_pattern") or [])[:layers]]
+        return ["sliding" if k else "full" for k in f.one_per_layer(layers, "hybrid_layer_pattern") or []]
     if f.has("mamba_d_ssm") and f.has("num_attention_heads"):
         return ["hybrid"] * layers
     if f.has("attn_type_list"):
-        return ["full" if k else "lightning" for k in (f.items("attn_type_list") or [])[:layers]]
+        return ["full" if k else "lightning" for k in f.one_per_layer(layers, "attn_type_list") or []]
     if f.has("full_attn_idxs"):
-        full = set(f.items("full_attn_idxs") or [])
+        full = f.indices("full_attn_idxs")
         return ["full" if i in full else "conv" for i in range(layers)]
     if f.has("attention_chunk_size") and not f.has("sliding_window"):
         nope = f.items("no_rope_layers")
         return ["chunked" if (nope[i] if nope and i < len(nope) else (i + 1) % 4) else "full" for i in range(layers)]
-    if not f.has("num_attention_heads", "n_head", "n_heads", "num_heads") and f.has("state_size", "ssm_state_size"):
+    if not f.has("num_attention_heads", "n_head", "n_heads") and f.has("state_size", "ssm_state_size"):
         return ["mamba"] * layers
     return _windows(f, traits, layers)
 

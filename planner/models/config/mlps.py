@@ -111,15 +111,15 @@ def mlps_of(f: Fields, traits: Traits, hidden: int, layers: int) -> list[Mlp]:
 
 
 def _routed_layers(f: Fields, layers: int) -> list[bool]:
-    kinds = f.items("mlp_layer_types")
-    if kinds:
-        return [k == "sparse" for k in kinds[:layers]]
-    freq = f.get("moe_layer_freq")
-    if isinstance(freq, list):
-        return [bool(x) for x in freq[:layers]]
+    kinds = f.one_per_layer(layers, "mlp_layer_types")
+    if kinds is not None:
+        return [k in ("sparse", "moe", "hash_moe") for k in kinds]
+    freq = f.one_per_layer(layers, "moe_layer_freq")
+    if freq is not None:
+        return [bool(x) for x in freq]
     first = f.count("first_k_dense_replace", "moe_layer_start_index", default=0, low=0)
-    dense = set(f.items("mlp_only_layers") or [])
-    listed = f.items("moe_layers")
+    dense = f.indices("mlp_only_layers")
+    listed = f.indices("moe_layers")
     if listed:
         return [i in listed for i in range(layers)]
     if f.has("expert_layer_period"):
