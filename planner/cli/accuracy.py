@@ -34,7 +34,9 @@ def accuracy(
     given = {"memory": memory, "serving": serving, "training": training}
     files = {task: path for task, path in given.items() if path is not None}
     if not files:
-        raise InvalidValueError("nothing to compare", "no file was given", "Give --memory, --serving or --training FILE.")
+        raise InvalidValueError(
+            "nothing to compare", "no file was given", "Give --memory, --serving or --training FILE."
+        )
     results = {}
     for task, path in files.items():
         scores, rows = run(task, path, out)

@@ -50,8 +50,23 @@ def _memory(model: Any) -> dict[str, Any]:
         cost = stages_kv(model, kv_dtype(dtype), 1, 1, 1, rules)[0]
         per_token = kv_bytes_per_token(model, dtype)
         sequence = float(sequence_bytes(cost, tokens, tokens))
-        caches.append({"dtype": dtype, "engine": "vllm", "bytes_per_token": per_token, "tokens": tokens, "sequence_bytes": sequence})
-    weights = [{"precision": n, "bytes": weights_bytes(model, n), "bytes_per_param": weights_bytes(model, n) / model.params_total} for n in names]
+        caches.append(
+            {
+                "dtype": dtype,
+                "engine": "vllm",
+                "bytes_per_token": per_token,
+                "tokens": tokens,
+                "sequence_bytes": sequence,
+            }
+        )
+    weights = [
+        {
+            "precision": n,
+            "bytes": weights_bytes(model, n),
+            "bytes_per_param": weights_bytes(model, n) / model.params_total,
+        }
+        for n in names
+    ]
     return {"weights": weights, "kv_cache": caches, "state_bytes_per_sequence": state_bytes_per_sequence(model)}
 
 

@@ -5,14 +5,28 @@ from __future__ import annotations
 from typing import Any
 
 from planner.models.flops import decode_flops, prefill_flops
-from planner.models.limits import copied_kv_heads, degrees, expert_parallel_problem, pipeline_parallel_problem, tensor_parallel_problem
+from planner.models.limits import (
+    copied_kv_heads,
+    degrees,
+    expert_parallel_problem,
+    pipeline_parallel_problem,
+    tensor_parallel_problem,
+)
 from planner.models.spec import Attention, DenseMlp, LatentAttention, Layer, ModelSpec, MoeMlp, StateMixer
 
 _CONTEXTS = (1024, 8192, 32768)
 
 
 def _attention_words(m: Attention) -> str:
-    kind = "cross attention" if m.cross else {"full": "attention", "sliding": f"sliding attention (window {m.window})", "chunked": f"chunked attention ({m.window})"}[m.kind]
+    kind = (
+        "cross attention"
+        if m.cross
+        else {
+            "full": "attention",
+            "sliding": f"sliding attention (window {m.window})",
+            "chunked": f"chunked attention ({m.window})",
+        }[m.kind]
+    )
     shape = f"{m.heads} heads, {m.kv_heads} key/value heads of {m.head_dim}"
     extras = [f"values of {m.value_dim}"] if m.value_dim != m.head_dim else []
     extras += ["output gate"] if m.output_gate else []
@@ -58,24 +72,49 @@ def tensor_parallel_words(model: ModelSpec) -> list[str]:
             words.append(f"  at {tp}: {copied}")
             break
     stage = pipeline_parallel_problem(model, 2)
-    words.append(f"pipeline parallel: {stage}" if stage else f"pipeline parallel: up to {len(model.layers)} stages (one layer each)")
+    words.append(
+        f"pipeline parallel: {stage}"
+        if stage
+        else f"pipeline parallel: up to {len(model.layers)} stages (one layer each)"
+    )
     experts = [ep for ep in range(2, 129) if expert_parallel_problem(model, ep) is None]
-    words.append(f"expert parallel: {', '.join(map(str, experts))}" if experts else f"expert parallel: no, {expert_parallel_problem(model, 2)}")
+    words.append(
+        f"expert parallel: {', '.join(map(str, experts))}"
+        if experts
+        else f"expert parallel: no, {expert_parallel_problem(model, 2)}"
+    )
     return words
 
 
 def facts(model: ModelSpec) -> dict[str, Any]:
     """Everything that follows from the layer list alone."""
     return {
-        "name": model.name, "hf_id": model.hf_id, "family": model.family, "source": model.source,
-        "params_total": model.params_total, "params_active": model.params_active, "params_embedding": model.embedding_params,
-        "params_lm_head": model.lm_head_params, "tied_embeddings": model.tie_embeddings, "layers": len(model.layers),
-        "hidden": model.hidden, "vocab": model.vocab, "max_context": model.max_context, "moe": model.is_moe,
-        "native_precision": model.native_precision, "not_in_that_precision": list(model.unquantised_modules),
-        "checkpoint_bytes": model.checkpoint_bytes, "gated": model.gated_repo, "license": model.license_note,
-        "layer_kinds": [{"count": n, "params": layer.params(model.hidden), "words": layer_words(layer)} for layer, n in model.layer_groups],
+        "name": model.name,
+        "hf_id": model.hf_id,
+        "family": model.family,
+        "source": model.source,
+        "params_total": model.params_total,
+        "params_active": model.params_active,
+        "params_embedding": model.embedding_params,
+        "params_lm_head": model.lm_head_params,
+        "tied_embeddings": model.tie_embeddings,
+        "layers": len(model.layers),
+        "hidden": model.hidden,
+        "vocab": model.vocab,
+        "max_context": model.max_context,
+        "moe": model.is_moe,
+        "native_precision": model.native_precision,
+        "not_in_that_precision": list(model.unquantised_modules),
+        "checkpoint_bytes": model.checkpoint_bytes,
+        "gated": model.gated_repo,
+        "license": model.license_note,
+        "layer_kinds": [
+            {"count": n, "params": layer.params(model.hidden), "words": layer_words(layer)}
+            for layer, n in model.layer_groups
+        ],
         "beside_the_decoder": [{"name": t.name, "params": t.params, "loaded": t.loaded} for t in model.towers],
         "gflops_per_token": {str(c): round(decode_flops(model, c).total / 1e9, 3) for c in _CONTEXTS},
         "prefill_tflops": {str(c): round(prefill_flops(model, c).total / 1e12, 3) for c in _CONTEXTS},
-        "parallel": tensor_parallel_words(model), "assumptions": list(model.assumptions),
-    }  # fmt: skip
+        "parallel": tensor_parallel_words(model),
+        "assumptions": list(model.assumptions),
+    }

@@ -73,7 +73,10 @@ def _positions(tokens: Any, most: int | None) -> Any:
 
 def _mixer_prefill(mixer: Mixer, tokens: Any) -> Any:
     per, most, shared = _widths(mixer, decode=False)
-    total = per * _positions(tokens, most * shared if most else None) / shared + _indexer(mixer) * _positions(tokens, None) / shared
+    total = (
+        per * _positions(tokens, most * shared if most else None) / shared
+        + _indexer(mixer) * _positions(tokens, None) / shared
+    )
     if isinstance(mixer, LatentAttention) and (mixer.window or not mixer.compression):
         near = per * _positions(tokens, mixer.window or 1)
         return near if not mixer.compression else total + near

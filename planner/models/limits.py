@@ -42,13 +42,15 @@ def tensor_parallel_problem(model: ModelSpec, tensor_parallel: int) -> str | Non
     for problem in _head_problems(model, tp):
         return problem
     if padded_vocab(model.vocab) % tp:
-        return f"the vocabulary of {model.vocab} (stored as {padded_vocab(model.vocab)}) does not divide over {tp} ranks"
+        return (
+            f"the vocabulary of {model.vocab} (stored as {padded_vocab(model.vocab)}) does not divide over {tp} ranks"
+        )
     for layer, _ in model.layer_groups:
         mlp = layer.mlp
         if isinstance(mlp, DenseMlp) and mlp.intermediate % tp:
             return f"the feed-forward width of {mlp.intermediate} does not divide over {tp} ranks"
         if isinstance(mlp, MoeMlp) and mlp.expert_intermediate % tp and mlp.experts % tp:
-            return f"neither the expert width of {mlp.expert_intermediate} nor the {mlp.experts} experts divide over {tp} ranks"
+            return f"neither expert width {mlp.expert_intermediate} nor {mlp.experts} experts divide over {tp} ranks"
     return None
 
 
@@ -58,7 +60,9 @@ def pipeline_parallel_problem(model: ModelSpec, pipeline_parallel: int) -> str |
         return f"{pipeline_parallel} is not a number of stages"
     if pipeline_parallel > len(model.layers):
         return f"{len(model.layers)} layers cannot fill {pipeline_parallel} stages"
-    if pipeline_parallel > 1 and any(isinstance(m, Attention) and m.cross for layer, _ in model.layer_groups for m in layer.mixers):
+    if pipeline_parallel > 1 and any(
+        isinstance(m, Attention) and m.cross for layer, _ in model.layer_groups for m in layer.mixers
+    ):
         return "encoder-decoder models are not cut into stages by the engines here"
     return None
 
@@ -84,7 +88,8 @@ def copied_kv_heads(model: ModelSpec, tensor_parallel: int) -> str | None:
             if isinstance(mixer, LatentAttention) and tensor_parallel > 1:
                 return f"the latent KV cache is the same on all {tensor_parallel} ranks"
             if isinstance(mixer, Attention) and mixer.kv_heads < tensor_parallel:
-                return f"{mixer.kv_heads} key/value heads are copied {tensor_parallel // mixer.kv_heads} times over {tensor_parallel} ranks"
+                copies = tensor_parallel // mixer.kv_heads
+                return f"{mixer.kv_heads} key/value heads are copied {copies} times over {tensor_parallel} ranks"
     return None
 
 

@@ -164,11 +164,21 @@ class MoeMlp:
 
     def params(self, hidden: int) -> int:
         """All experts, shared experts, router."""
-        return self.experts * self.expert_params(hidden) + self.shared_params(hidden) + self.router_params + self.extra_params
+        return (
+            self.experts * self.expert_params(hidden)
+            + self.shared_params(hidden)
+            + self.router_params
+            + self.extra_params
+        )
 
     def active_params(self, hidden: int) -> int:
         """Parameters a token passes through."""
-        return self.experts_per_token * self.expert_params(hidden) + self.shared_params(hidden) + self.router_params + self.extra_params
+        return (
+            self.experts_per_token * self.expert_params(hidden)
+            + self.shared_params(hidden)
+            + self.router_params
+            + self.extra_params
+        )
 
 
 Mixer = Attention | LatentAttention | StateMixer
@@ -185,11 +195,17 @@ class Layer:
 
     def params(self, hidden: int) -> int:
         """Parameters of the block."""
-        return sum(m.params(hidden) for m in self.mixers) + (self.mlp.params(hidden) if self.mlp else 0) + self.norm_params
+        return (
+            sum(m.params(hidden) for m in self.mixers) + (self.mlp.params(hidden) if self.mlp else 0) + self.norm_params
+        )
 
     def active_params(self, hidden: int) -> int:
         """Parameters a token passes through in this block."""
-        return sum(m.params(hidden) for m in self.mixers) + (self.mlp.active_params(hidden) if self.mlp else 0) + self.norm_params
+        return (
+            sum(m.params(hidden) for m in self.mixers)
+            + (self.mlp.active_params(hidden) if self.mlp else 0)
+            + self.norm_params
+        )
 
 
 @dataclass(frozen=True)

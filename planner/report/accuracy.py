@@ -33,7 +33,10 @@ def print_scores(task: str, scores: Sequence[Score], reasons: Sequence[tuple[str
     console.print(table)
     alone = [s for s in scores if not s.predicted and s.group != "all"]
     if alone:
-        console.print(f"  no prediction for {sum(s.rows for s in alone)} rows of {len({s.metric for s in alone})} metrics", markup=False)
+        console.print(
+            f"  no prediction for {sum(s.rows for s in alone)} rows of {len({s.metric for s in alone})} metrics",
+            markup=False,
+        )
     for reason, count in reasons[:20]:
         console.print(f"  skipped {count}: {reason}", highlight=False, markup=False)
     if len(reasons) > 20:

@@ -34,12 +34,15 @@ def print_model(found: dict[str, Any]) -> None:
     for kind in found["layer_kinds"]:
         print(f"    {kind['count']:3d} x {_count(kind['params']):>9}  {kind['words']}")
     for tower in found["beside_the_decoder"]:
-        print(f"    beside: {tower['name']} {_count(tower['params'])}{'' if tower['loaded'] else ' (not loaded for plain serving)'}")
+        idle = "" if tower["loaded"] else " (not loaded for plain serving)"
+        print(f"    beside: {tower['name']} {_count(tower['params'])}{idle}")
     _print_bytes(found)
     print("  operations:")
     for context, gflops in found["gflops_per_token"].items():
         prefill = found["prefill_tflops"][context]
-        print(f"    at {int(context):,} tokens: {gflops:,.1f} GFLOP for the next token, {prefill:,.1f} TFLOP to read them")
+        print(
+            f"    at {int(context):,} tokens: {gflops:,.1f} GFLOP for the next token, {prefill:,.1f} TFLOP to read them"
+        )
     for line in found["parallel"]:
         print(f"  {line}")
 
@@ -52,11 +55,13 @@ def _print_bytes(found: dict[str, Any]) -> None:
         print(f"    its files hold {found['checkpoint_bytes'] / GB:.2f} GB")
     for row in found["weights"]:
         mark = " <- as published" if row["precision"] == native else ""
-        print(f"    {row['precision']:<12} {row['bytes'] / GIB:9.2f} GiB ({row['bytes_per_param']:.2f} bytes a parameter){mark}")
+        print(
+            f"    {row['precision']:<12} {row['bytes'] / GIB:9.2f} GiB ({row['bytes_per_param']:.2f} B a weight){mark}"
+        )
     for row in found["kv_cache"]:
         print(
-            f"  cache in {row['dtype']}: {row['bytes_per_token']:,.0f} bytes a token on one GPU; {row['tokens']:,} tokens take "
-            f"{row['sequence_bytes'] / GIB:.3f} GiB in {row['engine']}"
+            f"  cache in {row['dtype']}: {row['bytes_per_token']:,.0f} bytes a token on one GPU; "
+            f"{row['tokens']:,} tokens take {row['sequence_bytes'] / GIB:.3f} GiB in {row['engine']}"
         )
     if found["state_bytes_per_sequence"]:
         print(f"  fixed state: {found['state_bytes_per_sequence'] / 2**20:.1f} MiB a sequence")
@@ -67,4 +72,6 @@ def print_list(rows: Sequence[dict[str, Any]]) -> None:
     for row in rows:
         aliases = ", ".join(row["aliases"])
         print(f"{row['id']:<52} {_count(row['params']):>9}  {aliases}")
-    print(f"{len(rows)} models; repositories of the same shape resolve to these, and any config.json or hub id is read.")
+    print(
+        f"{len(rows)} models; repositories of the same shape resolve to these, and any config.json or hub id is read."
+    )

@@ -11,16 +11,16 @@ import importlib
 import math
 import os
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
+from types import ModuleType
 
 from planner.errors import InvalidValueError, MissingExtraError, PlannerError
 from planner.validate.prediction import Prediction
 
 Row = dict[str, str]
-Replay = Callable[[list[Row]], list[Prediction]]
 TASKS = ("memory", "serving", "training")
 ADDED = ("predicted", "low", "high", "error_percent", "skipped")
 _CLASS_COLUMNS = {
@@ -33,7 +33,7 @@ _MAX_ROWS = 1_000_000
 
 @dataclass(frozen=True)
 class Score:
-    """How well one metric of one class was predicted. Errors in percent of the measured value; None without a prediction."""
+    """How well one metric of one class was predicted. Errors in percent of the measured value, None without any."""
 
     metric: str
     group: str
@@ -51,18 +51,17 @@ class Score:
         return self.predicted / self.rows if self.rows else 0.0
 
 
-def replay_of(task: str) -> Replay:
-    """The replay function of a task; a clear error while it does not exist."""
+def module_of(task: str) -> ModuleType:
+    """The replay module of a task; a clear error while it does not exist."""
     name = f"planner.validate.accuracy_{task}"
     try:
-        found: Replay = importlib.import_module(name).replay
+        return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name == name:
             raise InvalidValueError(
                 f"{task} rows cannot be replayed yet", "this version has no estimator for them", f"Leave out --{task}."
             ) from None
         raise MissingExtraError(str(error.name), "dev", f"replaying {task} rows") from None
-    return found
 
 
 def read_rows(path: Path) -> list[Row]:
@@ -73,7 +72,9 @@ def read_rows(path: Path) -> list[Row]:
     except OSError as error:
         raise InvalidValueError(f"{path} cannot be read", error.strerror or "", "Check the path.") from None
     except (csv.Error, UnicodeDecodeError) as error:
-        raise InvalidValueError(f"{path} is not a CSV file", str(error)[:80], "Give a file with a header line.") from None
+        raise InvalidValueError(
+            f"{path} is not a CSV file", str(error)[:80], "Give a file with a header line."
+        ) from None
     if not rows or len(rows) > _MAX_ROWS:
         raise InvalidValueError(f"{path} has {len(rows)} rows", f"1 to {_MAX_ROWS} are read", "Check the file.")
     lacking = [c for c in ("metric", "value") if c not in rows[0]]
@@ -105,12 +106,14 @@ def error_percent(row: Row, prediction: Prediction) -> float | None:
 def run(task: str, path: Path, out: Path) -> tuple[list[Score], list[Row]]:
     """Replays a file, writes out/<task>.csv whole or not at all; (scores, rows as written)."""
     rows = read_rows(path)
-    predictions = replay_of(task)(rows)
+    module = module_of(task)
+    predictions = module.replay(rows)
     if len(predictions) != len(rows):
         raise PlannerError(f"the {task} replay gave {len(predictions)} predictions for {len(rows)} rows")
     written = [_joined(row, prediction) for row, prediction in zip(rows, predictions, strict=True)]
     _write(out / f"{task}.csv", [*(c for c in rows[0] if c not in ADDED), *ADDED], written)
-    return scores(task, rows, predictions), written
+    derived = module.derived(rows, predictions) if hasattr(module, "derived") else []
+    return scores(task, rows, predictions) + derived_scores(derived), written
 
 
 def _joined(row: Row, prediction: Prediction) -> Row:
@@ -135,7 +138,9 @@ def _write(path: Path, columns: Sequence[str], rows: Sequence[Mapping[str, str]]
         if temporary and os.path.exists(temporary):
             os.unlink(temporary)
         if isinstance(error, OSError):
-            raise InvalidValueError(f"{path} cannot be written", error.strerror or "", "Choose another --out.") from None
+            raise InvalidValueError(
+                f"{path} cannot be written", error.strerror or "", "Choose another --out."
+            ) from None
         raise
 
 
@@ -149,16 +154,35 @@ def scores(task: str, rows: Sequence[Row], predictions: Sequence[Prediction]) ->
     return [_score(metric, name, pairs) for (metric, name), pairs in sorted(groups.items())]
 
 
+def derived_scores(found: Sequence[tuple[str, str, float, float]]) -> list[Score]:
+    """Scores of figures made of several rows: (metric, class, predicted, measured) each."""
+    groups: dict[tuple[str, str], list[tuple[Row, Prediction]]] = {}
+    for metric, name, predicted, value in found:
+        pair = ({"metric": metric, "value": repr(value)}, Prediction(predicted, None, None))
+        groups.setdefault((metric, name), []).append(pair)
+    return [_score(metric, name, pairs) for (metric, name), pairs in sorted(groups.items())]
+
+
 def _score(metric: str, name: str, pairs: Sequence[tuple[Row, Prediction]]) -> Score:
     errors = [e for e in (error_percent(row, p) for row, p in pairs) if e is not None]
     done = [(row, p) for row, p in pairs if p.predicted is not None]
     size = sorted(abs(e) for e in errors)
-    held = [p.low <= v <= p.high for r, p in done if p.low is not None and p.high is not None and (v := measured(r)) is not None]
+    held = [
+        p.low <= v <= p.high
+        for r, p in done
+        if p.low is not None and p.high is not None and (v := measured(r)) is not None
+    ]
     return Score(
-        metric, name, len(pairs), len(done),
-        median(size) if size else None, size[min(len(size) - 1, math.ceil(0.95 * len(size)) - 1)] if size else None,
-        fmean(size) if size else None, fmean(errors) if errors else None, fmean(held) if held else None,
-    )  # fmt: skip
+        metric,
+        name,
+        len(pairs),
+        len(done),
+        median(size) if size else None,
+        size[min(len(size) - 1, math.ceil(0.95 * len(size)) - 1)] if size else None,
+        fmean(size) if size else None,
+        fmean(errors) if errors else None,
+        fmean(held) if held else None,
+    )
 
 
 def reasons(rows: Sequence[Row]) -> list[tuple[str, int]]:

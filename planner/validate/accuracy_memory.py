@@ -6,6 +6,7 @@ Only the row's own words and numbers steer a prediction; what they do not state 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -27,7 +28,7 @@ _TOTAL = re.compile(r"\(\s*([\d.]+)\s*GiB\s*\)")
 _NUMBER_IN_NOTE = r"{}\s*[= ]\s*(\d+)"
 
 
-class _Skip(Exception):
+class _SkipError(Exception):
     """A row without prediction, and why."""
 
 
@@ -53,12 +54,13 @@ class Run:
 
 @cache
 def _words() -> Any:
-    import yaml
-
     from importlib.resources import files
 
+    import yaml
+
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    return yaml.load(files("planner.validate").joinpath("memory_rows.yaml").read_text("utf-8"), loader)  # noqa: S506 (safe loader)
+    text = files("planner.validate").joinpath("memory_rows.yaml").read_text("utf-8")
+    return yaml.load(text, loader)  # noqa: S506 (safe loader)
 
 
 def replay(rows: list[Row]) -> list[Prediction]:
@@ -69,13 +71,15 @@ def replay(rows: list[Row]) -> list[Prediction]:
 def _one(row: Row) -> Prediction:
     try:
         if row.get("task", "infer") != "infer":
-            raise _Skip("training memory has no estimator yet")
+            raise _SkipError("training memory has no estimator yet")
         metric = row["metric"]
         if metric not in _METRICS:
-            raise _Skip(f"metric {metric} is not a memory figure this replay predicts")
-        run = _run(tuple((k, v) for k, v in row.items() if k not in ("id", "metric", "value", "outcome", "source", "evidence")))
+            raise _SkipError(f"metric {metric} is not a memory figure this replay predicts")
+        run = _run(
+            tuple((k, v) for k, v in row.items() if k not in ("id", "metric", "value", "outcome", "source", "evidence"))
+        )
         value = float(_METRICS[metric](run))
-    except _Skip as reason:
+    except _SkipError as reason:
         return Prediction(None, None, None, str(reason))
     except PlannerError as error:
         return Prediction(None, None, None, error.what)
@@ -88,7 +92,7 @@ def _whole(row: Row, name: str, default: int | None = None) -> int:
     if not text and default is not None:
         return default
     if not re.fullmatch(r"\d{1,9}(\.0)?", text) or float(text) < 1:
-        raise _Skip(f"{name} is not stated" if not text else f"{name} {text[:20]!r} is not a count")
+        raise _SkipError(f"{name} is not stated" if not text else f"{name} {text[:20]!r} is not a count")
     return int(float(text))
 
 
@@ -97,7 +101,7 @@ def _run(fields: tuple[tuple[str, str], ...]) -> Run | Any:
     row = dict(fields)
     engine = _words()["engine"].get(row.get("engine", "").strip().lower())
     if engine is None:
-        raise _Skip(f"engine {row.get('engine', '')[:40] or 'not stated'} is not modelled")
+        raise _SkipError(f"engine {row.get('engine', '')[:40] or 'not stated'} is not modelled")
     note = row.get("note", "")
     model = load_model(re.sub(r"\s*\(.*?\)\s*$", "", row["model"]), offline=True)
     rules = memory_rules(engine, row.get("engine_version", ""))
@@ -105,15 +109,42 @@ def _run(fields: tuple[tuple[str, str], ...]) -> Run | Any:
     groups = max(1, _whole(row, "n_gpus", tp * pp) // (tp * pp))
     spread = groups if model.is_moe and groups > 1 else 1
     total = _total_gib(row.get("gpu", ""))
-    large = total is not None and total >= 70 and "a100" not in row.get("gpu", "").lower()
-    share = row.get("gpu_mem_util", "").strip()
+    limits = _scheduler(total, row.get("gpu", ""))
     method = _precision(row.get("quant", ""), model)
     return Run(
-        model, rules, method, _cache_dtype(note, method), tp * spread, pp, spread, total, _fast_link(row.get("gpu", "")),
-        float(share) if share else rules.default_share, _whole(row, "max_model_len", model.max_context),
-        _whole(row, "batch", _in_note(note, "max_num_seqs") or (1024 if large else 256)),
-        _in_note(note, "max_num_batched_tokens") or (8192 if large else 2048), _in_note(note, "block size"),
-    )  # fmt: skip
+        model,
+        rules,
+        method,
+        _cache_dtype(note, method),
+        tp * spread,
+        pp,
+        spread,
+        total,
+        _fast_link(row.get("gpu", "")),
+        _share(row, rules),
+        _whole(row, "max_model_len", model.max_context),
+        _whole(row, "batch", _in_note(note, "max_num_seqs") or limits["seqs"]),
+        _in_note(note, "max_num_batched_tokens") or limits["tokens"],
+        _in_note(note, "block size"),
+    )
+
+
+def _scheduler(total_gib: float | None, gpu: str) -> dict[str, int]:
+    """The engine's own limits of sequences and tokens in a batch, where a row states none."""
+    table = _words()["scheduler"]
+    large = total_gib is not None and total_gib >= table["large_gib"]
+    excepted = any(word in gpu.lower() for word in table["not_large"])
+    found: dict[str, int] = table["large" if large and not excepted else "small"]
+    return found
+
+
+def _share(row: Row, rules: MemoryRules) -> float:
+    text = row.get("gpu_mem_util", "").strip()
+    if not text:
+        return rules.default_share
+    if not re.fullmatch(r"0?\.\d+|1(\.0*)?", text):
+        raise _SkipError(f"gpu_mem_util {text[:20]!r} is not a fraction")
+    return float(text)
 
 
 def _in_note(note: str, name: str) -> int | None:
@@ -124,7 +155,7 @@ def _in_note(note: str, name: str) -> int | None:
 def _precision(quant: str, model: ModelSpec) -> str:
     name = _words()["quant"].get(quant.strip().lower())
     if name is None:
-        raise _Skip(f"quantisation {quant[:40]!r} is not modelled")
+        raise _SkipError(f"quantisation {quant[:40]!r} is not modelled")
     if name == "native":
         return model.native_precision
     same_bits = precision(name).bits == precision(model.native_precision).bits
@@ -150,7 +181,7 @@ def _total_gib(gpu: str) -> float | None:
     from planner.hardware.names import find_gpu
 
     try:
-        return find_gpu(gpu, load_catalog()).usable_gib
+        return float(find_gpu(gpu, load_catalog()).usable_gib)
     except PlannerError:
         return None
 
@@ -162,19 +193,43 @@ def _fast_link(gpu: str) -> bool:
 def _kv(run: Run) -> tuple[StageKv, ...]:
     from dataclasses import replace
 
-    rules = run.rules if run.block_tokens is None else replace(run.rules, kv=replace(run.rules.kv, block_tokens=run.block_tokens))
-    return stages_kv(run.model, kv_dtype(run.kv_cache_dtype), run.tensor_parallel, run.pipeline_parallel, run.attention_data_parallel, rules)
+    rules = (
+        run.rules
+        if run.block_tokens is None
+        else replace(run.rules, kv=replace(run.rules.kv, block_tokens=run.block_tokens))
+    )
+    return stages_kv(
+        run.model,
+        kv_dtype(run.kv_cache_dtype),
+        run.tensor_parallel,
+        run.pipeline_parallel,
+        run.attention_data_parallel,
+        rules,
+    )
 
 
 def _weights(run: Run) -> tuple[float, ...]:
     experts = run.attention_data_parallel
     return stage_weights_bytes(
-        run.model, precision(run.precision), run.tensor_parallel, run.pipeline_parallel, experts, run.attention_data_parallel, run.rules
-    )  # fmt: skip
+        run.model,
+        precision(run.precision),
+        run.tensor_parallel,
+        run.pipeline_parallel,
+        experts,
+        run.attention_data_parallel,
+        run.rules,
+    )
 
 
 def _activation(run: Run, stage: int) -> float:
-    cost = activation_cost(run.model, run.precision, run.tensor_parallel, run.attention_data_parallel, stage == run.pipeline_parallel - 1, run.rules)
+    cost = activation_cost(
+        run.model,
+        run.precision,
+        run.tensor_parallel,
+        run.attention_data_parallel,
+        stage == run.pipeline_parallel - 1,
+        run.rules,
+    )
     return float(activation_bytes(cost, run.max_num_seqs, run.max_num_batched_tokens))
 
 
@@ -183,13 +238,15 @@ def _runtime(run: Run) -> float:
 
 
 def _graphs(run: Run, stage: int = 0) -> float:
-    return graphs_bytes(run.rules, run.model, run.tensor_parallel, stage_sizes(len(run.model.layers), run.pipeline_parallel)[stage])
+    return graphs_bytes(
+        run.rules, run.model, run.tensor_parallel, stage_sizes(len(run.model.layers), run.pipeline_parallel)[stage]
+    )
 
 
 def _pool(run: Run, stage: int) -> float:
     """Bytes left for the cache by the engine's rule; negative when there is no room."""
     if run.total_gib is None:
-        raise _Skip("the GPU is not stated or not in the catalog, so what is left for the cache is not known")
+        raise _SkipError("the GPU is not stated or not in the catalog, so what is left for the cache is not known")
     inside = _weights(run)[stage] + _runtime(run) + (_graphs(run, stage) if run.rules.graphs_in_budget else 0.0)
     if not run.rules.activation.outside_budget:
         inside += _activation(run, stage)
@@ -199,7 +256,9 @@ def _pool(run: Run, stage: int) -> float:
 
 def _tokens(run: Run) -> int:
     stages = enumerate(_kv(run))
-    return min(pool_tokens(kv, _pool(run, i), run.rules.kv, run.max_model_len, run.max_num_batched_tokens) for i, kv in stages)
+    return min(
+        pool_tokens(kv, _pool(run, i), run.rules.kv, run.max_model_len, run.max_num_batched_tokens) for i, kv in stages
+    )
 
 
 def _concurrency(run: Run) -> float:
@@ -218,13 +277,18 @@ def _longest(run: Run) -> float:
 
 
 def _heads(run: Run) -> int:
-    found = [m.heads for layer, _ in run.model.layer_groups for m in layer.mixers if isinstance(m, Attention | LatentAttention)]
+    found = [
+        m.heads
+        for layer, _ in run.model.layer_groups
+        for m in layer.mixers
+        if isinstance(m, Attention | LatentAttention)
+    ]
     if not found:
-        raise _Skip("the model has no attention heads")
+        raise _SkipError("the model has no attention heads")
     return found[0]
 
 
-_METRICS = {
+_METRICS: dict[str, Callable[[Run], float]] = {
     "weights_gib_per_gpu": lambda run: _weights(run)[0] / GIB,
     "activation_gib": lambda run: _activation(run, 0) / GIB,
     "non_torch_gib": lambda run: _runtime(run) / GIB,
@@ -239,3 +303,30 @@ _METRICS = {
     "num_attention_heads": _heads,
     "vocab_size": lambda run: run.model.vocab,
 }
+
+
+def derived(rows: list[Row], predictions: list[Prediction]) -> list[tuple[str, str, float, float]]:
+    """(metric, class, predicted, measured) of figures that two rows of a run make together: cache bytes per token."""
+    runs: dict[str, dict[str, tuple[Row, Prediction]]] = {}
+    for row, prediction in zip(rows, predictions, strict=True):
+        if prediction.predicted is not None and row["metric"] in ("kv_gib", "kv_tokens"):
+            runs.setdefault(row.get("id", "").rpartition("/")[0], {})[row["metric"]] = (row, prediction)
+    found = []
+    for pair in runs.values():
+        if len(pair) < 2:
+            continue
+        (row, size), (other, tokens) = pair["kv_gib"], pair["kv_tokens"]
+        values = [float(v) for v in (size.predicted or 0, tokens.predicted or 0, row["value"], other["value"])]
+        if min(values) <= 0:
+            continue
+        plain = _uniform(load_model(row["model"], offline=True))
+        group = (
+            f"{row.get('engine', '')} {row.get('evidence', '')}, {'dense and MLA' if plain else 'sliding and hybrid'}"
+        )
+        found.append(("kv_bytes_per_token", group, values[0] * GIB / values[1], values[2] * GIB / values[3]))
+    return found
+
+
+def _uniform(model: ModelSpec) -> bool:
+    mixers = [m for layer, _ in model.layer_groups for m in layer.mixers]
+    return all(isinstance(m, LatentAttention) or (isinstance(m, Attention) and m.kind == "full") for m in mixers)

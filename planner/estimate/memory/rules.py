@@ -47,7 +47,7 @@ class RuntimeRules:
 
 @dataclass(frozen=True)
 class GraphRules:
-    """CUDA graphs: base + layers x (per_layer + hidden x per_layer_hidden - log2(TP) x per_layer_tp) + expert layers x moe_layer."""
+    """CUDA graphs: base + layers x (per_layer + hidden x per_layer_hidden - log2(TP) x per_layer_tp + moe_layer)."""
 
     base_gib: float
     per_layer_gib: float
@@ -100,9 +100,12 @@ def _table() -> dict[str, tuple[MemoryRules, ...]]:
 def _rules(engine: str, row: dict[str, Any]) -> MemoryRules:
     row = {k: v for k, v in row.items() if k != "date"}
     parts: dict[str, Any] = {
-        "kv": KvRules(**row.pop("kv")), "mxfp4": Mxfp4Rules(**row.pop("mxfp4")), "activation": ActivationRules(**row.pop("activation")),
-        "runtime": RuntimeRules(**row.pop("runtime")), "graphs": GraphRules(**row.pop("graphs")),
-    }  # fmt: skip
+        "kv": KvRules(**row.pop("kv")),
+        "mxfp4": Mxfp4Rules(**row.pop("mxfp4")),
+        "activation": ActivationRules(**row.pop("activation")),
+        "runtime": RuntimeRules(**row.pop("runtime")),
+        "graphs": GraphRules(**row.pop("graphs")),
+    }
     return MemoryRules(engine=engine, **parts, **row)
 
 

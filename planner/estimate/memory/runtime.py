@@ -33,5 +33,7 @@ def graphs_bytes(rules: MemoryRules, model: ModelSpec, tensor_parallel: int, sta
     """
     g = rules.graphs
     moe = sum(n for layer, n in model.layer_groups if isinstance(layer.mlp, MoeMlp)) / max(1, len(model.layers))
-    per_layer = g.per_layer_gib + model.hidden * g.per_layer_hidden_gib - math.log2(tensor_parallel) * g.per_layer_tp_gib
+    per_layer = (
+        g.per_layer_gib + model.hidden * g.per_layer_hidden_gib - math.log2(tensor_parallel) * g.per_layer_tp_gib
+    )
     return (g.base_gib + stage_layers * (max(0.0, per_layer) + moe * g.moe_layer_gib)) * GIB

@@ -1,4 +1,4 @@
-"""Encoder-decoder models (T5, BART, Whisper and kin): the decoder as layers with cross attention, the encoder as a tower."""
+"""Encoder-decoders (T5, BART, Whisper and kin): decoder layers with cross attention, the encoder as a tower."""
 
 from __future__ import annotations
 
@@ -51,7 +51,15 @@ def _t5(f: Fields) -> EncoderDecoder:
     encoder = encoder_layers * block + hidden + (0 if each else buckets)
     length = f.count("n_positions", default=512)
     extra = 0 if each else buckets
-    return EncoderDecoder((layer,) * decoder_layers, Tower("encoder", encoder), extra, hidden, length, f.flag("tie_word_embeddings", default=True), length)
+    return EncoderDecoder(
+        (layer,) * decoder_layers,
+        Tower("encoder", encoder),
+        extra,
+        hidden,
+        length,
+        f.flag("tie_word_embeddings", default=True),
+        length,
+    )
 
 
 def _bart(f: Fields) -> EncoderDecoder:
@@ -66,12 +74,25 @@ def _bart(f: Fields) -> EncoderDecoder:
     enc_heads, dec_heads = f.count("encoder_attention_heads"), f.count("decoder_attention_heads")
     enc = Attention(enc_heads, enc_heads, max(1, hidden // enc_heads), q_bias=True, kv_bias=True, o_bias=True)
     own = Attention(dec_heads, dec_heads, max(1, hidden // dec_heads), q_bias=True, kv_bias=True, o_bias=True)
-    cross = Attention(dec_heads, dec_heads, max(1, hidden // dec_heads), q_bias=True, kv_bias=True, o_bias=True, cross=True)
-    encoder = f.count("encoder_layers", high=1000) * (enc.params(hidden) + enc_mlp.params(hidden) + 2 * norm) + rows * hidden + inner + last
+    cross = Attention(
+        dec_heads, dec_heads, max(1, hidden // dec_heads), q_bias=True, kv_bias=True, o_bias=True, cross=True
+    )
+    encoder = (
+        f.count("encoder_layers", high=1000) * (enc.params(hidden) + enc_mlp.params(hidden) + 2 * norm)
+        + rows * hidden
+        + inner
+        + last
+    )
     layer = Layer((own, cross), dec_mlp, 3 * norm)
     return EncoderDecoder(
-        (layer,) * f.count("decoder_layers", high=1000), Tower("encoder", encoder), rows * hidden + inner, last, positions, True, positions,
-    )  # fmt: skip
+        (layer,) * f.count("decoder_layers", high=1000),
+        Tower("encoder", encoder),
+        rows * hidden + inner,
+        last,
+        positions,
+        True,
+        positions,
+    )
 
 
 def _whisper(f: Fields) -> EncoderDecoder:

@@ -1,4 +1,4 @@
-"""The path for a model type without traits: when transformers is installed, its own modules are counted on the meta device."""
+"""A model type without traits: when transformers is installed, its own modules are counted on the meta device."""
 
 from __future__ import annotations
 
@@ -39,7 +39,9 @@ def count_modules(raw: Mapping[str, Any], layers: int) -> Counted | None:
     kind = raw.get("model_type")
     if kind not in CONFIG_MAPPING:
         return None
-    fields = {k: v for k, v in raw.items() if k not in ("model_type", "quantization_config", "auto_map", "architectures")}
+    fields = {
+        k: v for k, v in raw.items() if k not in ("model_type", "quantization_config", "auto_map", "architectures")
+    }
     try:
         config = CONFIG_MAPPING[kind](**fields)
         with torch.device("meta"):
@@ -60,13 +62,15 @@ def _counted(model: Any, layers: int, version: str) -> Counted:
 
 
 def corrected(spec: ModelSpec, counted: Counted) -> ModelSpec:
-    """The spec with each layer's and the whole model's parameters as counted; what differs stands as norm parameters."""
+    """The spec with layers and whole model as counted; what differs stands as norm parameters."""
     made: dict[tuple[int, int], Layer] = {}
     layers = []
     for layer, real in zip(spec.layers, counted.by_layer, strict=True):
         key = (id(layer), real)
         if key not in made:
-            made[key] = replace(layer, norm_params=layer.norm_params + real - layer.params(spec.hidden)) if real else layer
+            made[key] = (
+                replace(layer, norm_params=layer.norm_params + real - layer.params(spec.hidden)) if real else layer
+            )
         layers.append(made[key])
     better = replace(spec, layers=tuple(layers))
     rest = counted.total - (better.params_total - sum(t.params for t in better.towers if t.loaded))

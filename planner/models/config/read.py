@@ -3,38 +3,56 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
-
 from dataclasses import replace
+from typing import Any
 
 from planner.errors import ModelConfigError
 from planner.models.config.encdec import is_encoder_decoder, read_encoder_decoder
 from planner.models.config.fields import MAX_CONTEXT, MAX_LAYERS, Fields
-from planner.models.config.generic import count_modules, corrected
+from planner.models.config.generic import corrected, count_modules
 from planner.models.config.mixers import layer_kinds, mixers_of
 from planner.models.config.mlps import mlps_of
-from planner.models.config.rope import rope_elements
-from planner.models.config.special import extra_norms, model_extra, nemotron_layers, nas_layers, v4_layers
 from planner.models.config.quantised import quantisation_of
+from planner.models.config.rope import rope_elements
+from planner.models.config.special import extra_norms, model_extra, nas_layers, nemotron_layers, v4_layers
 from planner.models.config.towers import towers_of
 from planner.models.config.traits import Traits, traits_of
 from planner.models.spec import Layer, ModelSpec
 
 _CHECK = "Check the file; a config.json of the Hugging Face hub is expected."
-_NOT_GENERATORS = ("ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "ForImageClassification", "BertModel")
+_NOT_GENERATORS = (
+    "ForMaskedLM",
+    "ForSequenceClassification",
+    "ForTokenClassification",
+    "ForQuestionAnswering",
+    "ForImageClassification",
+    "BertModel",
+)
 _TEXT = ("text_config", "language_config", "llm_config", "thinker_config", "language_model_config")
-MAX_POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "model_max_length", "max_sequence_length", "n_ctx")
+MAX_POSITIONS = (
+    "max_position_embeddings",
+    "n_positions",
+    "max_seq_len",
+    "seq_length",
+    "model_max_length",
+    "max_sequence_length",
+    "n_ctx",
+)
 
 
 def text_fields(raw: Mapping[str, Any]) -> Fields:
-    """The language part of a config: the nested text config of a multimodal model with what the top level adds, else all of it."""
+    """The language part of a config: the nested text config with what the top level adds, else all of it."""
     top = Fields(raw)
     for name in _TEXT:
         inner = top.level(name)
         if inner is not None:
             deeper = next((n for n in _TEXT if isinstance(inner.raw.get(n), Mapping)), None)
             nested = inner.raw[deeper] if deeper else inner.raw
-            shared = {k: raw[k] for k in ("tie_word_embeddings", "quantization_config", "torch_dtype", "dtype", "vocab_size") if k in raw}
+            shared = {
+                k: raw[k]
+                for k in ("tie_word_embeddings", "quantization_config", "torch_dtype", "dtype", "vocab_size")
+                if k in raw
+            }
             return Fields({**shared, **nested})
     return top
 
@@ -49,7 +67,9 @@ def _layers(f: Fields, traits: Traits, hidden: int) -> tuple[Layer, ...]:
     if count is None:
         listed = f.items("layers_block_type", "layer_types", "block_configs") or list(f.text("hybrid_override_pattern"))
         if not listed:
-            raise ModelConfigError("config has no field 'num_hidden_layers'", "the size cannot be known without it", "Check the file.")
+            raise ModelConfigError(
+                "config has no field 'num_hidden_layers'", "the size cannot be known without it", "Check the file."
+            )
         count = min(len(listed), MAX_LAYERS)
     norms = traits.norms * norm_size(traits, hidden)
     if f.has("compress_ratios", "compress_rates"):
@@ -59,11 +79,21 @@ def _layers(f: Fields, traits: Traits, hidden: int) -> tuple[Layer, ...]:
     kinds = layer_kinds(f, traits, count)
     if f.has("hybrid_override_pattern", "layers_block_type") and f.text("model_type") == "nemotron_h":
         return nemotron_layers(f, traits, kinds, norms)
-    mlps = mlps_of(f, traits, hidden, count) if f.text("model_type") not in ("mamba", "mamba2", "falcon_mamba") else [None] * count
+    mlps = (
+        mlps_of(f, traits, hidden, count)
+        if f.text("model_type") not in ("mamba", "mamba2", "falcon_mamba")
+        else [None] * count
+    )
     made: dict[tuple[str, int], Layer] = {}
     result = []
     for i, (kind, mlp) in enumerate(zip(kinds, mlps, strict=True)):
-        mixers = mixers_of(f, traits, kind, i) if not made or f.has("indexer_types", "num_kv_shared_layers", "per_layer_config") or (kind, id(mlp)) not in made else None
+        mixers = (
+            mixers_of(f, traits, kind, i)
+            if not made
+            or f.has("indexer_types", "num_kv_shared_layers", "per_layer_config")
+            or (kind, id(mlp)) not in made
+            else None
+        )
         key = (kind, id(mlp))
         if mixers is not None and (key not in made or made[key].mixers != mixers):
             made[key] = Layer(mixers, mlp, norms + extra_norms(f, traits, mlp, hidden))
@@ -100,7 +130,9 @@ def _refuse_encoders(top: Fields) -> None:
     """Models that do not generate text are no deployment this program plans."""
     names = [n for n in top.items("architectures") or [] if isinstance(n, str)]
     if names and all(n.endswith(_NOT_GENERATORS) for n in names):
-        raise ModelConfigError(f"{names[0][:60]} does not generate text", "only text generators are planned for", _CHECK)
+        raise ModelConfigError(
+            f"{names[0][:60]} does not generate text", "only text generators are planned for", _CHECK
+        )
 
 
 def _read_decoder(f: Fields, top: Fields, family: str, quant_config: Mapping[str, Any] | None) -> ModelSpec:
@@ -119,12 +151,22 @@ def _read_decoder(f: Fields, top: Fields, family: str, quant_config: Mapping[str
     towers, tower_notes = towers_of(top, f, layers, hidden)
     precision, unquantised, notes = quantisation_of(f, top, quant_config, layers)
     spec = ModelSpec(
-        name="", family=family, hidden=hidden, vocab=vocab, max_context=context, layers=layers,
-        tie_embeddings=f.flag("tie_word_embeddings", default=traits.tied), final_norm_params=norm_size(traits, hidden) * traits.final_norm,
-        embedding_extra_params=extra, lm_head_bias=head_bias, towers=towers, native_precision=precision,
-        assumptions=tuple(assumptions + tower_notes + notes), unquantised_modules=unquantised,
+        name="",
+        family=family,
+        hidden=hidden,
+        vocab=vocab,
+        max_context=context,
+        layers=layers,
+        tie_embeddings=f.flag("tie_word_embeddings", default=traits.tied),
+        final_norm_params=norm_size(traits, hidden) * traits.final_norm,
+        embedding_extra_params=extra,
+        lm_head_bias=head_bias,
+        towers=towers,
+        native_precision=precision,
+        assumptions=tuple(assumptions + tower_notes + notes),
+        unquantised_modules=unquantised,
         attributes={"rope_elements": str(rope_elements(f, context, layers))},
-    )  # fmt: skip
+    )
     return spec if traits.known else _unknown_family(spec, f, family)
 
 
@@ -133,11 +175,13 @@ def _unknown_family(spec: ModelSpec, f: Fields, family: str) -> ModelSpec:
     counted = count_modules(f.raw, len(spec.layers))
     if counted is None:
         note = (
-            f"model type {family[:60]!r} is not known here: blocks are counted as Llama's (RMS norm, gated, no biases); "
-            "usually within a few percent, install transformers (extra 'profile') for an exact count"
+            f"model type {family[:60]!r} is not known here: blocks are counted as Llama's (RMS norm, gated, "
+            "no biases); usually within a few percent, install transformers (extra 'profile') for an exact count"
         )
         return replace(spec, assumptions=(*spec.assumptions, note))
-    note = f"model type {family[:60]!r}: parameters counted from transformers {counted.version}; the cache follows the usual fields"
+    note = (
+        f"model type {family[:60]!r}: counted from transformers {counted.version}; the cache follows the usual fields"
+    )
     return replace(corrected(spec, counted), assumptions=(*spec.assumptions, note))
 
 
@@ -146,8 +190,18 @@ def _read_encoder_decoder(f: Fields, top: Fields, family: str, quant_config: Map
     precision, unquantised, notes = quantisation_of(f, top, quant_config, e.layers)
     notes.append(f"every request is taken to fill the encoder ({e.encoder_tokens} tokens)")
     return ModelSpec(
-        name="", family=family, hidden=f.count("d_model"), vocab=f.count("vocab_size"), max_context=e.context, layers=e.layers,
-        tie_embeddings=e.tied, final_norm_params=e.final_norm, embedding_extra_params=e.embedding_extra, towers=(e.encoder,),
-        native_precision=precision, assumptions=tuple(notes), unquantised_modules=unquantised,
+        name="",
+        family=family,
+        hidden=f.count("d_model"),
+        vocab=f.count("vocab_size"),
+        max_context=e.context,
+        layers=e.layers,
+        tie_embeddings=e.tied,
+        final_norm_params=e.final_norm,
+        embedding_extra_params=e.embedding_extra,
+        towers=(e.encoder,),
+        native_precision=precision,
+        assumptions=tuple(notes),
+        unquantised_modules=unquantised,
         attributes={"encoder_tokens": str(e.encoder_tokens)},
-    )  # fmt: skip
+    )

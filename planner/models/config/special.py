@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from planner.errors import ModelConfigError
 from planner.models.config.fields import Fields, whole
-from planner.models.config.mixers import mixers_of
-from planner.models.config.mlps import _says, moe_mlp
+from planner.models.config.mixers import mixers_of, says
+from planner.models.config.mlps import moe_mlp
 from planner.models.config.traits import Traits
 from planner.models.spec import Attention, DenseMlp, LatentAttention, Layer, MoeMlp
 
@@ -16,7 +16,7 @@ def nemotron_layers(f: Fields, traits: Traits, kinds: list[str], norms: int) -> 
     """Nemotron-H: every block is ONE mixer, one dense feed-forward or one expert feed-forward, with one norm."""
     hidden = f.count("hidden_size")
     names = f.items("layers_block_type") or list(f.text("hybrid_override_pattern"))
-    dense = DenseMlp(f.count("intermediate_size"), traits.gated, _says(f, traits.mlp_bias))
+    dense = DenseMlp(f.count("intermediate_size"), traits.gated, says(f, traits.mlp_bias))
     moe = _nemotron_moe(f, hidden) if f.has("n_routed_experts") else None
     made: dict[str, Layer] = {}
     for name, kind in zip(names, kinds, strict=False):
@@ -29,10 +29,14 @@ def nemotron_layers(f: Fields, traits: Traits, kinds: list[str], norms: int) -> 
 def _nemotron_moe(f: Fields, hidden: int) -> MoeMlp:
     """Experts may work in a latent width: down and up projections around them."""
     experts, width = f.count("n_routed_experts"), f.count("moe_intermediate_size")
-    shared = f.count("moe_shared_expert_intermediate_size", default=0, low=0) * f.count("n_shared_experts", default=1, low=0)
+    shared = f.count("moe_shared_expert_intermediate_size", default=0, low=0) * f.count(
+        "n_shared_experts", default=1, low=0
+    )
     latent = f.optional("moe_latent_size")
     extra = 2 * hidden * latent if latent else 0
-    return MoeMlp(experts, f.count("num_experts_per_tok"), width, shared, False, False, experts * hidden + experts, extra, latent)
+    return MoeMlp(
+        experts, f.count("num_experts_per_tok"), width, shared, False, False, experts * hidden + experts, extra, latent
+    )
 
 
 def v4_layers(f: Fields, layers: int, norms: int) -> tuple[Layer, ...]:
@@ -44,7 +48,9 @@ def v4_layers(f: Fields, layers: int, norms: int) -> tuple[Layer, ...]:
         names, rates = f.items("layer_types") or [], f.level("compress_rates")
         ratios = [rates.count(str(n), default=0, low=0) if rates else 0 for n in names]
     if len(ratios) < layers:
-        raise ModelConfigError("config field 'compress_ratios' is shorter than the number of layers", "", "Check the file.")
+        raise ModelConfigError(
+            "config field 'compress_ratios' is shorter than the number of layers", "", "Check the file."
+        )
     streams = f.count("hc_mult", default=1)
     mixing = (streams * streams + 2 * streams) * (streams * hidden + 1) + 3 if streams > 1 else 0
     mlp = moe_mlp(f, Traits(), hidden, f.count("n_routed_experts"))
@@ -75,13 +81,23 @@ def _v4_mixer(f: Fields, ratio: int, sizes: tuple[int, int, int]) -> LatentAtten
         params += 4 * 2 * index + 2 * hidden * 2 * index + index + rank * index_heads * index + hidden * index_heads
     rope = f.count("qk_rope_head_dim")
     return LatentAttention(
-        heads, rank, width - rope, width - rope, rope, width, index, f.optional("index_topk") if index else None,
-        indexer_heads=f.count("index_n_heads") if index else 0, compression=ratio, window=f.count("sliding_window", default=0, low=0), params_count=params,
-    )  # fmt: skip
+        heads,
+        rank,
+        width - rope,
+        width - rope,
+        rope,
+        width,
+        index,
+        f.optional("index_topk") if index else None,
+        indexer_heads=f.count("index_n_heads") if index else 0,
+        compression=ratio,
+        window=f.count("sliding_window", default=0, low=0),
+        params_count=params,
+    )
 
 
 def nas_layers(f: Fields, layers: int, hidden: int) -> tuple[Layer, ...]:
-    """Nemotron-NAS (DeciLM): block_configs give each block its own key/value heads and feed-forward width, or leave a part out."""
+    """Nemotron-NAS (DeciLM): each block has its own key/value heads and feed-forward width, or lacks a part."""
     heads = f.count("num_attention_heads")
     dim = f.count("head_dim", default=max(1, hidden // heads))
     blocks = f.items("block_configs") or []
@@ -92,7 +108,9 @@ def nas_layers(f: Fields, layers: int, hidden: int) -> tuple[Layer, ...]:
 
 def _nas_block(block: Fields, heads: int, dim: int, hidden: int) -> Layer:
     attn, ffn = block.level("attention") or Fields({}), block.level("ffn") or Fields({})
-    norms, mixers, mlp, extra = 0, (), None, 0
+    norms, extra = 0, 0
+    mixers: tuple[Attention, ...] = ()
+    mlp: DenseMlp | None = None
     if attn.flag("replace_with_linear"):
         norms, extra = norms + hidden, hidden * hidden
     elif not attn.flag("no_op"):
@@ -111,7 +129,11 @@ def extra_norms(f: Fields, traits: Traits, mlp: object, hidden: int) -> int:
     """Norm and gate parameters of a block beyond the family's count."""
     family = f.text("model_type")
     extra = 0
-    if family in ("falcon", "RefinedWeb", "RefinedWebModel") and not f.flag("new_decoder_architecture") and f.flag("parallel_attn", default=True):
+    if (
+        family in ("falcon", "RefinedWeb", "RefinedWebModel")
+        and not f.flag("new_decoder_architecture")
+        and f.flag("parallel_attn", default=True)
+    ):
         extra -= 2 * hidden
     if family == "bitnet" and isinstance(mlp, DenseMlp):
         extra += hidden + mlp.intermediate
@@ -130,6 +152,10 @@ def model_extra(f: Fields, hidden: int, layers: int) -> int:
     total = 0
     side = f.count("hidden_size_per_layer_input", default=0, low=0) if f.text("model_type").startswith("gemma4") else 0
     if side:
-        total += f.count("vocab_size_per_layer_input", default=f.count("vocab_size")) * layers * side + hidden * layers * side + side
+        total += (
+            f.count("vocab_size_per_layer_input", default=f.count("vocab_size")) * layers * side
+            + hidden * layers * side
+            + side
+        )
     streams = f.count("hc_mult", default=1) if f.has("compress_ratios", "compress_rates") else 1
     return total + (streams * (streams * hidden + 1) + 1 if streams > 1 else 0)
