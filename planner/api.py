@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from planner.request import ServeRequest
+from planner.request import ServeRequest, TrainRequest
 
 if TYPE_CHECKING:
     from planner.plan import Plan
@@ -12,17 +12,22 @@ if TYPE_CHECKING:
     from planner.solver.single import Estimate, MemoryReport
 
 
-def solve(request: ServeRequest) -> Plan:
-    """The best deployment for the request, with its proof; status 'infeasible' with an explanation when there is none.
+def solve(request: ServeRequest | TrainRequest) -> Plan:
+    """The best deployment or training run for the request, with its proof; status 'infeasible' with an explanation when there is none.
 
     Raises InputError for what cannot be read (unknown names, impossible pins, broken catalog files).
     """
     from planner.hardware.catalog import load_catalog
     from planner.models import load_model
+
+    catalog, model = load_catalog(request.hardware.catalog_dirs), load_model(request.model)
+    if isinstance(request, TrainRequest):
+        from planner.solver.training import solve_training
+
+        return solve_training(request, model, catalog)
     from planner.solver.serving import solve_serving
 
-    catalog = load_catalog(request.hardware.catalog_dirs)
-    return solve_serving(request, load_model(request.model), catalog)
+    return solve_serving(request, model, catalog)
 
 
 def compare(request: ServeRequest, *, near_misses: bool = False) -> list[Choice]:
