@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from planner.errors import PlannerError
-from planner.plan import Deployment, MemoryUse, Plan, Range
+from planner.plan import Cost, Deployment, MemoryUse, Plan, Range
+from planner.report import training
 from planner.units import format_duration
 
 if TYPE_CHECKING:
@@ -57,6 +58,8 @@ def machines(d: Deployment) -> str:
 
 def configuration(d: Deployment) -> str:
     """How it runs, in one line."""
+    if d.train is not None:
+        return training.configuration(d)
     axes = [f"TP {d.tensor_parallel}", f"PP {d.pipeline_parallel}"]
     if d.expert_parallel > 1:
         axes.append(f"EP {d.expert_parallel}")
@@ -64,6 +67,13 @@ def configuration(d: Deployment) -> str:
         axes.append(f"attention DP {d.serve.attention_data_parallel}")
     axes.append(f"{d.data_parallel} replica{'s' if d.data_parallel > 1 else ''}")
     return f"{d.engine} {d.engine_version}, weights {d.precision}, KV cache {d.kv_cache_dtype}, {', '.join(axes)} ({d.gpus} GPUs in use)"
+
+
+def brief(d: Deployment) -> str:
+    """The configuration of an alternative in a few words."""
+    if d.train is not None:
+        return f"{d.engine} TP {d.tensor_parallel} PP {d.pipeline_parallel} DP {d.data_parallel} ZeRO-{d.train.zero_stage}"
+    return f"{d.engine} {d.precision} TP {d.tensor_parallel}"
 
 
 def span(r: Range, scale: float = 1e-3) -> str:
@@ -80,6 +90,8 @@ def rate(r: Range, unit: str) -> str:
 
 def predictions(p: dict[str, Range]) -> list[str]:
     """The predictions, one line each."""
+    if "step_time_s" in p:
+        return training.predictions(p)
     lines = [
         f"TTFT p95    {span(p['ttft_ms'])}",
         f"TPOT        {span(p['tpot_ms'])}",
@@ -101,12 +113,15 @@ def memory_lines(m: MemoryUse) -> list[str]:
     ]
 
 
-def money(d: Deployment, usd_per_hour: float, per_million: float | None) -> str:
+def money(d: Deployment, c: Cost) -> str:
     """What it costs."""
+    if d.train is not None:
+        return training.money(d, c)
     if all(o.tier == "owned" for o in d.offers):
         return "own machines (0 USD/h counted)"
-    tail = f", ${per_million:,.2f} per million output tokens at this load" if per_million is not None else ""
-    return f"${usd_per_hour:,.2f}/h{tail}"
+    million = c.usd_per_million_output_tokens
+    tail = f", ${million:,.2f} per million output tokens at this load" if million is not None else ""
+    return f"${c.usd_per_hour:,.2f}/h{tail}"
 
 
 def show_plan(plan: Plan, *, json: bool, written: Sequence[Path]) -> None:
@@ -150,21 +165,19 @@ def _show_answer(plan: Plan) -> None:
     say("")
     say(f"  {machines(d)}")
     say(f"  {configuration(d)}")
-    say(f"  {money(d, c.usd_per_hour, c.usd_per_million_output_tokens)}")
+    say(f"  {money(d, c)}")
     say("")
-    _block("Predicted at the planned load (80% interval):", predictions(plan.predicted), bullets=False)
-    _block("Memory per GPU:", memory_lines(plan.memory), bullets=False)
+    load = "" if d.train is not None else " at the planned load"
+    _block(f"Predicted{load} (80% interval):", predictions(plan.predicted), bullets=False)
+    memory = training.memory_lines(plan.memory) if d.train is not None else memory_lines(plan.memory)
+    _block("Memory per GPU:", memory, bullets=False)
     _block("What holds this answer where it is:", plan.binding)
     _block("Assumed:", plan.assumptions)
     _block("Beware:", plan.warnings)
     if plan.alternatives:
         say("Alternatives:")
         for a in plan.alternatives:
-            say(
-                wrapped(
-                    f"{a.kind}: {machines(a.deployment)}; {a.deployment.engine} {a.deployment.precision} TP {a.deployment.tensor_parallel}: {a.why_not}"
-                )
-            )
+            say(wrapped(f"{a.kind}: {machines(a.deployment)}; {brief(a.deployment)}: {a.why_not}"))
 
 
 def _show_infeasible(plan: Plan) -> None:
@@ -272,7 +285,7 @@ def show_estimate(e: Estimate, *, json: bool) -> None:
         return
     say(f"  {machines(e.deployment)}")
     say(f"  {configuration(e.deployment)}")
-    say(f"  {money(e.deployment, e.cost.usd_per_hour, e.cost.usd_per_million_output_tokens)}")
+    say(f"  {money(e.deployment, e.cost)}")
     if not e.fits:
         say(
             f"DOES NOT FIT: needs {e.required_gib:.2f} GiB per GPU, {e.capacity_gib:.2f} GiB may be used. The times below assume that it did."

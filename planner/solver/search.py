@@ -24,15 +24,10 @@ Expression = Callable[[Programme], Any]
 Objective = tuple[Literal["min", "max"], Expression]
 
 
-def duration_then_gpus(p: Programme) -> Any:
-    """Duration first, GPUs second, in one number (GPUs stay below 2**16)."""
-    return duration(p) * 2**16 + total_gpus(p)
-
-
 OBJECTIVES: dict[str, tuple[Objective, ...]] = {
-    "cheapest": (("min", total_cost), ("min", duration_then_gpus)),
-    "fastest": (("min", duration_step), ("min", total_cost), ("min", duration_then_gpus)),
-    "throughput": (("max", total_tokens), ("min", total_cost), ("min", duration_then_gpus)),
+    "cheapest": (("min", total_cost), ("min", duration), ("min", total_gpus)),
+    "fastest": (("min", duration_step), ("min", total_cost), ("min", duration), ("min", total_gpus)),
+    "throughput": (("max", total_tokens), ("min", total_cost), ("min", duration), ("min", total_gpus)),
 }
 
 
@@ -94,7 +89,7 @@ def solve_problem(
         if code not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             if code == cp_model.MODEL_INVALID:
                 raise PlannerError(
-                    "the solver refused the model", p.model.validate(), "Please report this with your command."
+                    "the solver refused the model", p.model.validate()[:160], "Please report this with your command."
                 )
             if i == 0:
                 status = "INFEASIBLE" if code == cp_model.INFEASIBLE else "UNKNOWN"
