@@ -62,9 +62,9 @@ def deployment(study: TrainStudy, row: int) -> Deployment:
             packing=job.packing,
             lora_rank=None if job.method == "full" else job.lora_rank,
             lora_targets=() if job.method == "full" else job.lora_targets,
-            frozen_precision=job.frozen_precision or ("nf4" if job.method == "qlora" else None),
+            frozen_precision=job.frozen_precision or ("bnb-nf4" if job.method == "qlora" else None),
             chunked_loss=job.chunked_loss,
-            layers_per_stage=stage_layers_for(study.model, job, hw, framework, r) if stages > 1 else None,
+            layers_per_stage=stage_layers_for(study.model, job, hw, framework, [int(c[0]) for c in r.columns()]) if stages > 1 else None,
         ),
     )
 
