@@ -34,13 +34,21 @@ def _flag(help_text: str, *flags: str) -> tuple[Any, Any]:
 
 MODEL: Group = {
     "model": (
-        Annotated[str, typer.Option("--model", "-m", help="Alias (70b, llama-3.1-8b), Hugging Face id, config.json or folder.")],
+        Annotated[
+            str,
+            typer.Option("--model", "-m", help="Alias (70b, llama-3.1-8b), Hugging Face id, config.json or folder."),
+        ],
         inspect.Parameter.empty,
     ),
     "task": _text("serve or train.", "--task", default="serve"),
 }
 GOAL: Group = {
-    "goal": _text("cheapest, fastest (lowest E2E, or shortest run) or throughput (most tokens/s).", "--goal", "-g", default="cheapest"),
+    "goal": _text(
+        "cheapest, fastest (lowest E2E, or shortest run) or throughput (most tokens/s).",
+        "--goal",
+        "-g",
+        default="cheapest",
+    ),
 }
 LOAD: Group = {
     "rate": _text("Requests per second to carry (default 1).", "--rate"),
@@ -55,7 +63,9 @@ LIMITS: Group = {
     "budget": _text("Most money: 20/h, 500/day, 10000/month; for training also of the whole run: 500.", "--budget"),
     "max_gpus": _text("Most GPUs in all machines.", "--max-gpus"),
     "min_throughput": _text("Fewest output tokens/s in all.", "--min-throughput"),
-    "max_accuracy_loss": _text("Expected loss of task accuracy allowed, in percent.", "--max-accuracy-loss", default="1%"),
+    "max_accuracy_loss": _text(
+        "Expected loss of task accuracy allowed, in percent.", "--max-accuracy-loss", default="1%"
+    ),
 }
 HARDWARE: Group = {
     "on": _text("Own machines: 2xrtx-4090 (one machine), 8x8xa100-sxm-80 (8 machines of 8).", "--on"),
@@ -66,13 +76,18 @@ HARDWARE: Group = {
     "instance": _many("Only this instance type (repeatable).", "--instance"),
     "tier": _many("on_demand (default), spot or reserved (repeatable).", "--tier"),
     "catalog": (
-        Annotated[list[Path] | None, typer.Option("--catalog", help="Folder with own machines, prices, quotas (repeatable).")],
+        Annotated[
+            list[Path] | None, typer.Option("--catalog", help="Folder with own machines, prices, quotas (repeatable).")
+        ],
         None,
     ),
 }
 PINS: Group = {
     "engine": _text("Pin the engine: vllm, sglang, tensorrt_llm, tgi, deepspeed_inference, transformers.", "--engine"),
-    "precision": _text("Pin the weights (serving: bf16, fp8, int4-awq, ...) or the compute dtype (training: bf16, fp16, fp8).", "--precision"),
+    "precision": _text(
+        "Pin the weights (serving: bf16, fp8, int4-awq, ...) or the compute dtype (training: bf16, fp16, fp8).",
+        "--precision",
+    ),
     "kv_cache_dtype": _text("Pin the KV cache: bf16, fp16, fp8, ...", "--kv-cache-dtype"),
     "tensor_parallel": _text("Pin tensor parallelism.", "--tensor-parallel", "--tp"),
     "pipeline_parallel": _text("Pin pipeline parallelism.", "--pipeline-parallel", "--pp"),
@@ -92,7 +107,9 @@ def command(*groups: Group) -> Callable[[Callable[[Given], int]], Callable[..., 
 
         options = {name: spec for group in groups for name, spec in group.items()}
         kind = inspect.Parameter.KEYWORD_ONLY
-        parameters = [inspect.Parameter(name, kind, default=default, annotation=hint) for name, (hint, default) in options.items()]
+        parameters = [
+            inspect.Parameter(name, kind, default=default, annotation=hint) for name, (hint, default) in options.items()
+        ]
         run.__signature__ = inspect.Signature(parameters, return_annotation=int)  # type: ignore[attr-defined]
         run.__annotations__ = {name: hint for name, (hint, _) in options.items()}
         run.__doc__, run.__name__ = function.__doc__, function.__name__
@@ -154,12 +171,16 @@ def hardware_filter(o: Given) -> HardwareFilter:
 def serve_request(o: Given) -> ServeRequest:
     """The serving request of a command's options (keys are the parameter names of the command)."""
     if o.get("rate") is not None and o.get("concurrency") is not None:
-        raise InvalidValueError("give either --rate or --concurrency", "the load is one of the two", "Drop one of them.")
+        raise InvalidValueError(
+            "give either --rate or --concurrency", "the load is one of the two", "Drop one of them."
+        )
     users = whole(o.get("concurrency"), "--concurrency")
     goal = one_of(o.get("goal") or "cheapest", GOALS, "goal")
     if goal == "throughput" and o.get("rate") is not None:
         raise InvalidValueError(
-            "--goal throughput takes no --rate", "it fills the hardware as far as the limits allow", "Drop --rate, or give --concurrency."
+            "--goal throughput takes no --rate",
+            "it fills the hardware as far as the limits allow",
+            "Drop --rate, or give --concurrency.",
         )
     budget = o.get("budget")
     return ServeRequest(
@@ -198,4 +219,6 @@ def refuse(o: Given, names: Group, but: str) -> None:
     """Options of the other task are an error, not something to be ignored."""
     for name, (_, default) in names.items():
         if o.get(name) not in (None, default, False):
-            raise InvalidValueError(f"--{name.replace('_', '-')} is for --task {but}", "", f"Drop it, or add --task {but}.")
+            raise InvalidValueError(
+                f"--{name.replace('_', '-')} is for --task {but}", "", f"Drop it, or add --task {but}."
+            )

@@ -22,7 +22,10 @@ SERVE_ONLY: Group = {
 }
 OUTPUT: Group = {
     "time_limit": opt._text("Most time for the proof.", "--time-limit", default="30s"),
-    "out": (Annotated[Path | None, typer.Option("--out", "-o", help="Folder for plan.yaml and the launch files.")], None),
+    "out": (
+        Annotated[Path | None, typer.Option("--out", "-o", help="Folder for plan.yaml and the launch files.")],
+        None,
+    ),
     "force": opt._flag("Overwrite files in --out that planner did not write.", "--force"),
 }
 TABLE: Group = {
@@ -81,7 +84,15 @@ def compare(o: Given) -> int:
     return 0 if any(c.fits for c in choices) else EXIT_NO_PLAN
 
 
-@opt.command(opt.MODEL, opt.GOAL, opt.LOAD, opt.HARDWARE, {**opt.PINS, "engine": opt._text("The engine.", "--engine", default="vllm")}, TRAIN, opt.JSON)
+@opt.command(
+    opt.MODEL,
+    opt.GOAL,
+    opt.LOAD,
+    opt.HARDWARE,
+    {**opt.PINS, "engine": opt._text("The engine.", "--engine", default="vllm")},
+    TRAIN,
+    opt.JSON,
+)
 def estimate(o: Given) -> int:
     """Predict one configuration: memory, latency, throughput, cost. Axes left open take their best value.
 
@@ -96,7 +107,14 @@ def estimate(o: Given) -> int:
     return 0 if result.fits else EXIT_NO_PLAN
 
 
-@opt.command(opt.MODEL, opt.LOAD, opt.HARDWARE, {**opt.PINS, "engine": opt._text("The engine.", "--engine", default="vllm")}, TRAIN, opt.JSON)
+@opt.command(
+    opt.MODEL,
+    opt.LOAD,
+    opt.HARDWARE,
+    {**opt.PINS, "engine": opt._text("The engine.", "--engine", default="vllm")},
+    TRAIN,
+    opt.JSON,
+)
 def memory(o: Given) -> int:
     """The memory of one configuration, part by part, and how many sequences it holds.
 
@@ -122,4 +140,8 @@ def memory(o: Given) -> int:
 def need_hardware(o: Given) -> None:
     """A single configuration needs to know its hardware."""
     if not any(o.get(k) for k in ("on", "gpu", "instance")):
-        raise InvalidValueError("on which hardware?", "no --on, --gpu or --instance was given", "Write for example --on 4xa100-sxm-80 or --gpu h100-sxm.")
+        raise InvalidValueError(
+            "on which hardware?",
+            "no --on, --gpu or --instance was given",
+            "Write for example --on 4xa100-sxm-80 or --gpu h100-sxm.",
+        )

@@ -25,7 +25,9 @@ TRAIN: Group = {
     "epochs": _text("Training: passes over the samples (with --samples).", "--epochs"),
     "seq_len": _text("Training: tokens of a sequence.", "--seq-len"),
     "no_packing": _flag("Training: one sample per sequence, padded, instead of packing.", "--no-packing"),
-    "global_batch": _text("Training: global batch in tokens (1M), sequences (256seq), or a range (0.5M..2M).", "--global-batch"),
+    "global_batch": _text(
+        "Training: global batch in tokens (1M), sequences (256seq), or a range (0.5M..2M).", "--global-batch"
+    ),
     "optimizer": _text(f"Training: {', '.join(OPTIMIZERS)}.", "--optimizer"),
     "lora_rank": _text("Training: rank of the adapters.", "--lora-rank"),
     "lora_targets": _text("Training: attention, mlp or attention,mlp.", "--lora-targets"),
@@ -37,7 +39,9 @@ TRAIN: Group = {
     "expert_parallel": _text("Training: pin expert parallelism.", "--expert-parallel", "--ep"),
     "zero_stage": _text("Training: pin the ZeRO stage (0 to 3).", "--zero-stage"),
     "micro_batch_size": _text("Training: pin the micro-batch.", "--micro-batch-size"),
-    "checkpoint_interval": _text("Training: pin the layers per activation checkpoint (0 = none).", "--checkpoint-interval"),
+    "checkpoint_interval": _text(
+        "Training: pin the layers per activation checkpoint (0 = none).", "--checkpoint-interval"
+    ),
     "offload": _text(f"Training: pin the offload: {', '.join(OFFLOADS)}.", "--offload"),
 }
 
@@ -47,7 +51,9 @@ def _from_zero(text: str | None, flag: str, most: int) -> int | None:
     if text is None:
         return None
     if not text.strip().isdigit() or int(text) > most:
-        raise InvalidValueError(f"{flag} must be a whole number from 0 to {most}, not {text!r}", "", f"Write for example {flag} 1.")
+        raise InvalidValueError(
+            f"{flag} must be a whole number from 0 to {most}, not {text!r}", "", f"Write for example {flag} 1."
+        )
     return int(text)
 
 
@@ -65,19 +71,29 @@ def _batch(text: str | None, seq_len: int) -> tuple[float | None, float | None]:
     low, dots, high = text.partition("..")
     first, last = tokens(low), tokens(high) if dots else tokens(low)
     if last < first:
-        raise InvalidValueError(f"--global-batch {text!r} runs backwards", "the first number is the larger", "Write for example 0.5M..2M.")
+        raise InvalidValueError(
+            f"--global-batch {text!r} runs backwards", "the first number is the larger", "Write for example 0.5M..2M."
+        )
     if last < seq_len:
-        raise InvalidValueError(f"--global-batch {text!r} is less than one sequence of {seq_len} tokens", "", "Raise it, or lower --seq-len.")
+        raise InvalidValueError(
+            f"--global-batch {text!r} is less than one sequence of {seq_len} tokens",
+            "",
+            "Raise it, or lower --seq-len.",
+        )
     return first, last
 
 
 def _tokens(o: Given, seq_len: int) -> float:
     if o.get("tokens") is not None:
         if o.get("samples") is not None:
-            raise InvalidValueError("give either --tokens or --samples", "both say how long the run is", "Drop one of them.")
+            raise InvalidValueError(
+                "give either --tokens or --samples", "both say how long the run is", "Drop one of them."
+            )
         return parse_count(o["tokens"], "--tokens")
     if o.get("samples") is None:
-        raise InvalidValueError("how long is the run?", "neither --tokens nor --samples was given", "Write for example --tokens 1B.")
+        raise InvalidValueError(
+            "how long is the run?", "neither --tokens nor --samples was given", "Write for example --tokens 1B."
+        )
     samples = parse_count(o["samples"], "--samples")
     each = opt.number(o.get("sample_tokens"), "--sample-tokens") or float(seq_len)
     if o.get("no_packing"):
@@ -101,9 +117,14 @@ def train_request(o: Given) -> TrainRequest:
     total, hourly = _budgets(o.get("budget"))
     method = opt.one_of(o.get("method") or "full", METHODS, "training method")
     precision = opt.one_of(o.get("precision") or "bf16", TRAIN_PRECISIONS, "training precision")
-    targets = tuple(opt.one_of(t.strip(), ("attention", "mlp"), "LoRA target") for t in (o.get("lora_targets") or "attention,mlp").split(","))
+    targets = tuple(
+        opt.one_of(t.strip(), ("attention", "mlp"), "LoRA target")
+        for t in (o.get("lora_targets") or "attention,mlp").split(",")
+    )
     if method == "full" and (o.get("lora_rank") or o.get("lora_targets")):
-        raise InvalidValueError("--lora-rank and --lora-targets need adapters", "the method is full", "Add --method lora or --method qlora.")
+        raise InvalidValueError(
+            "--lora-rank and --lora-targets need adapters", "the method is full", "Add --method lora or --method qlora."
+        )
     offload = o.get("offload")
     return TrainRequest(
         model=o["model"],

@@ -72,7 +72,9 @@ def configuration(d: Deployment) -> str:
 def brief(d: Deployment) -> str:
     """The configuration of an alternative in a few words."""
     if d.train is not None:
-        return f"{d.engine} TP {d.tensor_parallel} PP {d.pipeline_parallel} DP {d.data_parallel} ZeRO-{d.train.zero_stage}"
+        return (
+            f"{d.engine} TP {d.tensor_parallel} PP {d.pipeline_parallel} DP {d.data_parallel} ZeRO-{d.train.zero_stage}"
+        )
     return f"{d.engine} {d.precision} TP {d.tensor_parallel}"
 
 
@@ -223,52 +225,39 @@ def show_choices(choices: Sequence[Choice], shape: str, *, total: int) -> None:
 
 
 def _choice_table(choices: Sequence[Choice]) -> tuple[list[str], list[list[str]]]:
-    header = [
-        "provider",
-        "instance",
-        "n",
-        "GPUs",
-        "$/h",
-        "$/M out",
-        "engine",
-        "weights",
-        "KV",
-        "TP",
-        "PP",
-        "DP",
-        "TTFT p95",
-        "TPOT",
-        "E2E",
-        "tok/s",
-        "note",
-    ]
+    """Header and cells of a comparison; the note column only when any choice has one."""
+    trains = bool(choices) and choices[0].deployment.train is not None
+    header = ["provider", "instance", "n", "GPUs", *(training.COLUMNS if trains else SERVE_COLUMNS), "note"]
     rows = []
     for c in choices:
-        d, p, million = c.deployment, c.predicted, c.cost.usd_per_million_output_tokens
-        rows.append(
-            [
-                c.provider,
-                c.instance_type,
-                str(sum(o.count for o in d.offers)),
-                f"{sum(o.count * o.gpus_per_instance for o in d.offers)}x {d.offers[0].gpu}",
-                f"{c.cost.usd_per_hour:.2f}",
-                "" if million is None else f"{million:.2f}",
-                d.engine,
-                d.precision,
-                d.kv_cache_dtype,
-                str(d.tensor_parallel),
-                str(d.pipeline_parallel),
-                str(d.data_parallel),
-                format_duration(p["ttft_ms"].value / 1e3),
-                format_duration(p["tpot_ms"].value / 1e3),
-                format_duration(p["e2e_ms"].value / 1e3),
-                f"{p['throughput_tokens_per_s'].value:.0f}",
-                c.note,
-            ]
-        )
+        d = c.deployment
+        gpus = f"{sum(o.count * o.gpus_per_instance for o in d.offers)}x {d.offers[0].gpu}"
+        cells = training.cells(c) if trains else _serve_cells(c)
+        rows.append([c.provider, c.instance_type, str(sum(o.count for o in d.offers)), gpus, *cells, c.note])
     if not any(row[-1] for row in rows):
         header, rows = header[:-1], [row[:-1] for row in rows]
     return header, rows
+
+
+SERVE_COLUMNS = ["$/h", "$/M out", "engine", "weights", "KV", "TP", "PP", "DP", "TTFT p95", "TPOT", "E2E", "tok/s"]
+
+
+def _serve_cells(c: Choice) -> list[str]:
+    d, p, million = c.deployment, c.predicted, c.cost.usd_per_million_output_tokens
+    return [
+        f"{c.cost.usd_per_hour:.2f}",
+        "" if million is None else f"{million:.2f}",
+        d.engine,
+        d.precision,
+        d.kv_cache_dtype,
+        str(d.tensor_parallel),
+        str(d.pipeline_parallel),
+        str(d.data_parallel),
+        format_duration(p["ttft_ms"].value / 1e3),
+        format_duration(p["tpot_ms"].value / 1e3),
+        format_duration(p["e2e_ms"].value / 1e3),
+        f"{p['throughput_tokens_per_s'].value:.0f}",
+    ]
 
 
 def _print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -290,8 +279,9 @@ def show_estimate(e: Estimate, *, json: bool) -> None:
         say(
             f"DOES NOT FIT: needs {e.required_gib:.2f} GiB per GPU, {e.capacity_gib:.2f} GiB may be used. The times below assume that it did."
         )
-    _block("Predicted at the planned load (80% interval):", predictions(e.predicted), bullets=False)
-    _block("Memory per GPU:", memory_lines(e.memory), bullets=False)
+    trains = e.deployment.train is not None
+    _block("Predicted (80% interval):", predictions(e.predicted), bullets=False)
+    _block("Memory per GPU:", training.memory_lines(e.memory) if trains else memory_lines(e.memory), bullets=False)
     _block("Assumed:", e.assumptions)
     _block("Beware:", e.warnings)
 

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from planner.plan import Cost, Deployment, MemoryUse, Range
 from planner.units import format_duration
+
+if TYPE_CHECKING:
+    from planner.solver.compare import Choice
 
 
 def configuration(d: Deployment) -> str:
@@ -63,3 +68,44 @@ def money(d: Deployment, c: Cost) -> str:
     if all(o.tier == "owned" for o in d.offers):
         return "own machines (0 USD counted)"
     return f"${c.usd_total or 0:,.2f} for the run, ${c.usd_per_hour:,.2f}/h"
+
+
+COLUMNS = [
+    "$ run",
+    "$/h",
+    "framework",
+    "TP",
+    "PP",
+    "CP",
+    "DP",
+    "ZeRO",
+    "mbs",
+    "ckpt",
+    "offload",
+    "run",
+    "tok/s/GPU",
+    "MFU",
+]
+
+
+def cells(c: Choice) -> list[str]:
+    """The cells of one row of a comparison, in the order of COLUMNS."""
+    d, p, t = c.deployment, c.predicted, c.deployment.train
+    if t is None:
+        return [""] * len(COLUMNS)
+    return [
+        f"{c.cost.usd_total or 0:.2f}",
+        f"{c.cost.usd_per_hour:.2f}",
+        d.engine,
+        str(d.tensor_parallel),
+        str(d.pipeline_parallel),
+        str(d.context_parallel),
+        str(d.data_parallel),
+        str(t.zero_stage),
+        str(t.micro_batch_size),
+        str(t.checkpoint_interval),
+        t.offload,
+        format_duration(p["total_time_h"].value * 3600),
+        f"{p['tokens_per_s_per_gpu'].value:.0f}",
+        f"{p['mfu'].value:.2f}",
+    ]

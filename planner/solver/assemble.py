@@ -10,8 +10,8 @@ import numpy as np
 from planner.clock import today
 from planner.engines.records import EngineSpec
 from planner.estimate.cost.serving import usd_per_million_output_tokens
-from planner.estimate.operating_point import take
 from planner.estimate.intervals import interval
+from planner.estimate.operating_point import take
 from planner.hardware.records import Catalog, Offer
 from planner.models.spec import ModelSpec
 from planner.plan import Cost, Deployment, MemoryUse, ModelSummary, OfferChoice, Provenance, Range, ServeSettings

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner.estimate.memory.training import stage_layers_for
 from planner.estimate.intervals import interval
+from planner.estimate.memory.training import stage_layers_for
 from planner.plan import Cost, Deployment, MemoryUse, Range, TrainSettings
 from planner.request import OFFLOADS
 from planner.solver.assemble import offer_choice
@@ -64,7 +64,9 @@ def deployment(study: TrainStudy, row: int) -> Deployment:
             lora_targets=() if job.method == "full" else job.lora_targets,
             frozen_precision=job.frozen_precision or ("bnb-nf4" if job.method == "qlora" else None),
             chunked_loss=job.chunked_loss,
-            layers_per_stage=stage_layers_for(study.model, job, hw, framework, [int(c[0]) for c in r.columns()]) if stages > 1 else None,
+            layers_per_stage=stage_layers_for(study.model, job, hw, framework, [int(c[0]) for c in r.columns()])
+            if stages > 1
+            else None,
         ),
     )
 

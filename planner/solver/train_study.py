@@ -20,7 +20,7 @@ from planner.estimate.time.training import TrainTime, training_time
 from planner.hardware.records import Catalog, Offer
 from planner.models.spec import ModelSpec
 from planner.request import TrainRequest
-from planner.solver.problem import LimitName, OfferColumn, Problem, Rows, duration_bucket
+from planner.solver.problem import TIE_PERCENT, LimitName, OfferColumn, Problem, Rows, duration_bucket
 from planner.space.hardware_classes import HardwareClass, group_offers, offer_limit
 from planner.space.train_candidates import enumerate_rows, machine_counts
 from planner.space.train_rows import TrainRows
@@ -115,9 +115,18 @@ def find_train_offers(request: TrainRequest, catalog: Catalog) -> tuple[Offer, .
 
 
 def make_train_study(
-    request: TrainRequest, model: ModelSpec, catalog: Catalog, near_miss: float = NEAR_MISS
+    request: TrainRequest,
+    model: ModelSpec,
+    catalog: Catalog,
+    near_miss: float = NEAR_MISS,
+    *,
+    per_class: bool = False,
 ) -> TrainStudy:
-    """Estimate hardware in the order of its bound until no other can win; quantise what was estimated."""
+    """Estimate hardware in the order of its bound until no other can win; quantise what was estimated.
+
+    per_class: find the best of every class instead of the best of all (compare). For `fastest` hardware is kept while
+    its bound is within a tie of the best.
+    """
     if request.goal == "throughput":
         raise InvalidValueError(
             "--goal throughput is for serving", "a training run has an end", "Use --goal fastest or --goal cheapest."
@@ -126,9 +135,12 @@ def make_train_study(
     stacks = tuple(frameworks().values())
     pruned: Counter[str] = Counter({"dearer offer of equal hardware": merged})
     blocks: list[Block] = []
-    best, seen = float("inf"), 0
+    best: dict[int, float] = {}
+    seen = 0
+    slack = 1 + (TIE_PERCENT / 100 if request.goal == "fastest" else 1e-9)
     for low, h, machines in placements(request, model, classes):
-        if low > best * (1 + 1e-9):
+        group = h if per_class else -1
+        if low > best.get(group, np.inf) * slack:
             pruned["hardware and machine count whose bound is above the best answer"] += 1
             continue
         block, count = _estimate_block(request, model, (h, classes[h], machines), stacks, near_miss, pruned)
@@ -136,7 +148,7 @@ def make_train_study(
         if block is None:
             continue
         blocks.append(block)
-        best = min(best, _best_value(request, classes[h], block))
+        best[group] = min(best.get(group, np.inf), _best_value(request, classes[h], block))
     return _quantise(request, model, stacks, classes, blocks, seen, pruned)
 
 

@@ -147,13 +147,19 @@ def binding(study: TrainStudy, ranking: Ranking, found: Sequence[Binding], winne
     return tuple(lines) or ("no limit: nothing that was searched does better even without the limits",)
 
 
-def why_not(study: TrainStudy, ranking: Ranking, row: int, winner: int) -> str:
-    """Why a row lost against the winner."""
+def broken(study: TrainStudy, ranking: Ranking, row: int) -> str:
+    """The first limit a row breaks, and by how much; empty when it breaks none."""
     for name, over in ranking.broken.items():
         if over[row] > 0:
-            return (
-                f"breaks {FLAGS[name]}: {_amount(study, ranking, name, row)}; else {_gain(study, ranking, row, winner)}"
-            )
+            return f"breaks {FLAGS[name]}: {_amount(study, ranking, name, row)}"
+    return ""
+
+
+def why_not(study: TrainStudy, ranking: Ranking, row: int, winner: int) -> str:
+    """Why a row lost against the winner."""
+    breaks = broken(study, ranking, row)
+    if breaks:
+        return f"{breaks}; else {_gain(study, ranking, row, winner)}"
     rows = study.problem.rows
     cost, best = int(ranking.cost[row]), int(ranking.cost[winner])
     if cost > best:
