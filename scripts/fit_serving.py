@@ -16,11 +16,11 @@ from collections import defaultdict
 import numpy as np
 import yaml
 
+from planner.errors import PlannerError
 from planner.estimate.time import engine_time
 from planner.estimate.time.surfaces import surface_of
 from planner.hardware.catalog import load_catalog
-from planner.validate import accuracy_serving
-from planner.validate.accuracy_serving import METRICS, _Skip, read_case, replay
+from planner.validate.accuracy_serving import METRICS, _SkipError, read_case, replay
 
 BOUNDS = {
     "step_overhead_us": (50, 40000),
@@ -32,11 +32,13 @@ BOUNDS = {
 
 
 def training(row: dict[str, str]) -> bool:
+    """True for the half that is fitted."""
     key = "|".join((row["model"], row["gpu"], row["engine"]))
     return hashlib.sha256(key.encode()).digest()[0] % 2 == 0
 
 
 def loss(rows: list[dict[str, str]], catalog) -> float:
+    """Mean clipped log error, groups weighted by the root of their rows."""
     groups = defaultdict(list)
     for row, found in zip(rows, replay(rows, catalog), strict=True):
         if found.predicted is not None and found.predicted > 0:
@@ -46,18 +48,22 @@ def loss(rows: list[dict[str, str]], catalog) -> float:
 
 
 def engine_of(row: dict[str, str], catalog) -> tuple[str, str] | None:
+    """Engine and generation a row is read as; None when it is skipped."""
     try:
         case = read_case(0, {**row, "_server_tok_s": ""}, catalog)
-    except (_Skip, Exception):
+    except (_SkipError, PlannerError):
         return None
     return case.engine.name, case.engine.version
 
 
 def fit(rows: list[dict[str, str]], sweeps: int, catalog) -> None:
+    """Coordinate search over the constants of each engine generation."""
     by_engine = defaultdict(list)
     for row in rows:
         name = engine_of(row, catalog)
-        edge = row["load_kind"] == "mlperf_server" and row["metric"] != "output_tok_s_total"  # run at the edge of capacity by design
+        edge = (
+            row["load_kind"] == "mlperf_server" and row["metric"] != "output_tok_s_total"
+        )  # run at the edge of capacity by design
         if name and training(row) and not edge:
             by_engine[name].append(row)
     for (name, generation), part in sorted(by_engine.items()):
@@ -69,7 +75,11 @@ def fit(rows: list[dict[str, str]], sweeps: int, catalog) -> None:
         best = start = loss(part, catalog)
         for sweep in range(sweeps):
             for parameter, (low, high) in BOUNDS.items():
-                for factor in ((2.0, 0.5, 1.4, 0.7) if sweep == 0 and "efficiency" not in parameter else (1.2, 0.83, 1.07, 0.935, 1.03, 0.97)):
+                for factor in (
+                    (2.0, 0.5, 1.4, 0.7)
+                    if sweep == 0 and "efficiency" not in parameter
+                    else (1.2, 0.83, 1.07, 0.935, 1.03, 0.97)
+                ):
                     while True:
                         old = constants[parameter]
                         constants[parameter] = float(np.clip(old * factor, low, high))
@@ -79,7 +89,10 @@ def fit(rows: list[dict[str, str]], sweeps: int, catalog) -> None:
                             break
                         best = new
         shown = {p: float(f"{constants[p]:.3g}") for p in BOUNDS}
-        print(f"{name} {generation}: {len(part)} rows of {len(sources)} sources, loss {start:.3f} -> {best:.3f}  {shown}", flush=True)
+        print(
+            f"{name} {generation}: {len(part)} rows of {len(sources)} sources, loss {start:.3f} -> {best:.3f}  {shown}",
+            flush=True,
+        )
 
 
 def intervals(rows: list[dict[str, str]], catalog) -> dict[str, dict[str, float]]:
@@ -119,6 +132,7 @@ def intervals(rows: list[dict[str, str]], catalog) -> dict[str, dict[str, float]
 
 
 def report(rows: list[dict[str, str]], catalog) -> None:
+    """Rows, coverage, median and mean error, bias and share in range, by half, load kind and metric."""
     table = defaultdict(list)
     for row, found in zip(rows, replay(rows, catalog), strict=True):
         half = "train" if training(row) else "held back"
@@ -132,10 +146,13 @@ def report(rows: list[dict[str, str]], catalog) -> None:
         if done:
             off = np.array([e[0] for e in done])
             inside = np.mean([e[1] for e in done])
-            print(f"{' '.join(key):52} rows {len(entries):5} predicted {len(done):5} median|e| {np.median(abs(off)):.3f} mean|e| {np.mean(abs(off)):.3f} bias {np.median(off):+.3f} in range {inside:.2f}")
+            print(
+                f"{' '.join(key):52} rows {len(entries):5} predicted {len(done):5} median|e| {np.median(abs(off)):.3f} mean|e| {np.mean(abs(off)):.3f} bias {np.median(off):+.3f} in range {inside:.2f}"
+            )
 
 
 def main() -> None:
+    """Fit, intervals, report."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("rows")
     parser.add_argument("--sweeps", type=int, default=0)
@@ -150,8 +167,12 @@ def main() -> None:
         factors = intervals(rows, catalog)
         with open(args.ranges, "w") as out:
             out.write("# 80% intervals as factors on the prediction, by metric / GPU class / engine: quantiles of\n")
-            out.write("# measured / predicted on the training half of public serving measurements (scripts/fit_serving.py).\n# so wide that a group (model, GPU, engine) left out finds 80% of its rows inside. rows: residuals behind it; a class with fewer than 20\n# rows or 3 groups takes the one above it. same_as: metrics nobody measured apart.\n")
-            yaml.safe_dump({"same_as": {"e2e": "tpot", "ttft_p95": "ttft_p99"}, "factors": factors}, out, sort_keys=True)
+            out.write(
+                "# measured / predicted on the training half of public serving measurements (scripts/fit_serving.py).\n# so wide that a group (model, GPU, engine) left out finds 80% of its rows inside. rows: residuals behind it; a class with fewer than 20\n# rows or 3 groups takes the one above it. same_as: metrics nobody measured apart.\n"
+            )
+            yaml.safe_dump(
+                {"same_as": {"e2e": "tpot", "ttft_p95": "ttft_p99"}, "factors": factors}, out, sort_keys=True
+            )
     report(rows, catalog)
 
 

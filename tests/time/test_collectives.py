@@ -19,7 +19,9 @@ def busbw_gb_per_s(link, ranks, size):
 
 
 # All-reduce on A100 with NVSwitch, VIA-Research/vTrain@f8dda84 trace/a100
-@pytest.mark.parametrize(("ranks", "mib", "measured"), [(8, 16, 126.3), (8, 64, 202.5), (8, 1024, 229.4), (4, 64, 185.1), (2, 256, 184.4)])
+@pytest.mark.parametrize(
+    ("ranks", "mib", "measured"), [(8, 16, 126.3), (8, 64, 202.5), (8, 1024, 229.4), (4, 64, 185.1), (2, 256, 184.4)]
+)
 def test_nvswitch_is_near_the_measurement(ranks, mib, measured):
     assert busbw_gb_per_s(NVLINK3, ranks, mib * MIB) == pytest.approx(measured, rel=0.5)
 

@@ -44,7 +44,10 @@ def test_gemm_never_beats_the_roofline_by_much(log_m, n, k):
     m = 2**log_m
     for s in (shard(H100, BF16), shard(H200, FP8), shard(A100, BF16)):
         width = s.precision.bits / 8
-        roof = max(2 * m * n * k / peak_flops(s.gpu, s.precision.compute_dtype), (width * n * k) / (s.gpu.bandwidth_gb_per_s * 1e9))
+        roof = max(
+            2 * m * n * k / peak_flops(s.gpu, s.precision.compute_dtype),
+            (width * n * k) / (s.gpu.bandwidth_gb_per_s * 1e9),
+        )
         assert gemm(s, m, n, k) > 0.9 * roof
 
 

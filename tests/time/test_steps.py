@@ -106,4 +106,7 @@ def test_attention_groups_spare_latent_caches():
 
 
 def test_engines_without_graphs_pay_for_launches():
-    assert step_ms(LLAMA_8B, shard(H100, BF16), who=engine("transformers", "static")) > step_ms(LLAMA_8B, shard(H100, BF16)) + 1
+    assert (
+        step_ms(LLAMA_8B, shard(H100, BF16), who=engine("transformers", "static"))
+        > step_ms(LLAMA_8B, shard(H100, BF16)) + 1
+    )
