@@ -204,7 +204,10 @@ def slots(case: Case) -> float:
     table, shard = _tables()["saturated"], case.shard
     cut = (shard.tensor_parallel, shard.pipeline_parallel)
     weights = weights_bytes(case.model, shard.precision, *cut, shard.expert_parallel, shard.attention_data_parallel)
-    free = shard.gpu.usable_gib * GIB * table["memory_share"]["value"] - weights - table["runtime_gib"]["value"] * GIB
+    usable, runtime = shard.gpu.usable_gib * GIB, table["runtime_gib"]["value"] * GIB
+    rule = table["memory_share"].get(case.engine.name, table["memory_share"]["otherwise"])
+    share = rule["share"]
+    free = (usable - weights - runtime) * share if rule["of"] == "free" else usable * share - weights - runtime
     per_token = kv_bytes_per_token(case.model, shard.kv_dtype, *cut, shard.attention_data_parallel)
     reserve = table["reserved_output"].get(case.engine.name, table["reserved_output"]["otherwise"])
     held = (
