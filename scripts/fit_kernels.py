@@ -56,6 +56,7 @@ PEAK_KEY = {"bf16": "bf16", "fp8": "fp8", "fp8_block": "fp8", "fp4": "fp4", "mxf
 
 
 def peaks(package: str, system: str) -> dict[str, float]:
+    """Dense peaks and bandwidth of a system, as the package states them."""
     with open(f"{package}/systems/{system}.yaml") as handle:
         gpu = yaml.safe_load(handle)["gpu"]
     found = {"bf16": gpu["bfloat16_tc_flops"], "bandwidth": gpu["mem_bw"]}
@@ -77,6 +78,7 @@ def tables(package: str, system: str, folder: str, file: str) -> list[tuple[str,
 
 
 def gemm_points(package: str, system: str, peak: dict[str, float]) -> dict:
+    """Efficiency by (n, k, m) and dtype."""
     best: dict = defaultdict(dict)
     for path, d in tables(package, system, "gemm", "gemm_perf.parquet"):
         for dt, m, n, k, ms in zip(d["gemm_dtype"], d["m"], d["n"], d["k"], d["latency"], strict=True):
@@ -92,13 +94,14 @@ def gemm_points(package: str, system: str, peak: dict[str, float]) -> dict:
 
 
 def decode_points(package: str, system: str, peak: dict[str, float]) -> dict:
+    """Efficiency by (sequences x KV heads, context) and cache dtype, head width 128."""
     best: dict = defaultdict(lambda: defaultdict(list))
     for path, d in tables(package, system, "attention", "generation_attention_perf.parquet"):
         for b, h, kv, hd, dt, step, win, ms in zip(d["batch_size"], d["num_heads"], d["num_key_value_heads"], d["head_dim"],
                                                    d["kv_cache_dtype"], d["step"], d["window_size"], d["latency"], strict=True):  # fmt: skip
-            kv = h if kv == 0 else kv
-            if win == 0 and hd == 128 and dt in GEMM_DTYPES and h // kv <= 16 and ms > 0:
-                best[GEMM_DTYPES[dt], b * kv, step + 1][path].append(ms * 1e-3)
+            groups = kv or h
+            if win == 0 and hd == 128 and dt in GEMM_DTYPES and h // groups <= 16 and ms > 0:
+                best[GEMM_DTYPES[dt], b * groups, step + 1][path].append(ms * 1e-3)
     found: dict = {}
     for (dt, work, ctx), by_path in best.items():
         roof = 2 * 128 * BYTES[dt] * work * ctx / peak["bandwidth"]
@@ -107,6 +110,7 @@ def decode_points(package: str, system: str, peak: dict[str, float]) -> dict:
 
 
 def prefill_points(package: str, system: str, peak: dict[str, float]) -> dict:
+    """Efficiency by (sequences x heads, tokens), causal, head width 128; roofline of the full square halved."""
     best: dict = defaultdict(lambda: defaultdict(list))
     for path, d in tables(package, system, "attention", "context_attention_perf.parquet"):
         for b, s, h, kv, hd, dt, win, ms in zip(d["batch_size"], d["isl"], d["num_heads"], d["num_key_value_heads"], d["head_dim"],
@@ -151,7 +155,10 @@ def moe_points(package: str, system: str, peak: dict[str, float]) -> dict:
         weight = 3 * h * width * BYTES[name] * touched
         acts = pairs * ((h + width) * ACTIVATION_BYTES[name] + (2 * width + h) * 2)
         roof = max(6 * pairs * h * width / peak[PEAK_KEY[name]], (weight + acts) / peak["bandwidth"])
-        cell = nearest(AXES["moe"]["touched_mb"], weight / 1e6), nearest(AXES["moe"]["tokens_per_expert"], pairs / touched)
+        cell = (
+            nearest(AXES["moe"]["touched_mb"], weight / 1e6),
+            nearest(AXES["moe"]["tokens_per_expert"], pairs / touched),
+        )
         cells[name, *cell].append(roof / seconds)
     found: dict = {}
     for (dt, mb, per), values in cells.items():
@@ -164,11 +171,8 @@ def moe_points(package: str, system: str, peak: dict[str, float]) -> dict:
 
 
 def nearest(axis: list[int], value: float) -> int:
+    """Grid point nearest in log distance."""
     return min(axis, key=lambda x: abs(math.log(x) - math.log(max(value, 1e-9))))
-
-
-def geometric_mean(values) -> float:
-    return math.exp(float(np.mean([math.log(v) for v in values])))
 
 
 def fill(points: dict, axes: list[list[int]]) -> np.ndarray:
@@ -196,6 +200,7 @@ def error(points: dict, grid: np.ndarray, axes: list[list[int]]) -> tuple[int, f
 
 
 def interpolate(logs: np.ndarray, axes: list[list[int]], at: tuple[float, ...]) -> float:
+    """Log2 efficiency at a point, linear in log2 of every axis."""
     for axis, x in zip(axes, at, strict=True):
         lg = np.log2(axis)
         pos = np.interp(math.log2(x), lg, np.arange(len(axis)))
@@ -205,6 +210,7 @@ def interpolate(logs: np.ndarray, axes: list[list[int]], at: tuple[float, ...]) 
 
 
 def write(path: str, surfaces: list[tuple[str, str, np.ndarray, list[list[int]]]]) -> None:
+    """One CSV file of surfaces."""
     with open(path, "w") as out:
         out.write(
             "# kernel,dtype,row axes...,then roofline time / measured time along the last axis; axes in index.yaml\n"
@@ -216,6 +222,7 @@ def write(path: str, surfaces: list[tuple[str, str, np.ndarray, list[list[int]]]
 
 
 def main() -> None:
+    """All systems, all kernels."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--package", default=None, help="folder of aiconfigurator_core (default: the installed one)")
     parser.add_argument("--out", default="hardware_catalog/kernels")

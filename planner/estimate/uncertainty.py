@@ -20,10 +20,11 @@ def _data() -> dict[str, Any]:
 def ranges(metric: str, gpu_class: str, engine: str) -> tuple[float, float]:
     """(low_factor, high_factor): 80% of truths lie between value * low and value * high.
 
-    metric: ttft, ttft_p99, tpot, tpot_p99, e2e, throughput, prefill. gpu_class: 'measured' (kernel latencies of this very GPU)
+    metric: ttft, ttft_p95, ttft_p99, tpot, tpot_p99, e2e, throughput, prefill. gpu_class: 'measured' (kernel latencies of this very GPU)
     or 'borrowed'. engine: an engine's name. A class nobody measured takes the wide default and says so in the data.
     """
     table = _data()["factors"]
+    metric = _data()["same_as"].get(metric, metric)
     for key in (f"{metric}/{gpu_class}/{engine}", f"{metric}/{gpu_class}", f"default/{gpu_class}"):
         if key in table:
             low, high = table[key]["low"], table[key]["high"]

@@ -17,10 +17,19 @@ import numpy as np
 
 from planner.engines.records import EngineSpec
 from planner.errors import PlannerError
+from planner.estimate.memory.kv_cache import kv_bytes_per_token
+from planner.estimate.memory.weights import weights_bytes
 from planner.estimate.time.engine_time import EngineTiming, engine_timing
 from planner.estimate.time.kernels import peak_flops
 from planner.estimate.time.queueing import wave_wait_s
-from planner.estimate.time.serving import LoadRows, ServingTime, batch_prefill_s, decode_step_s, mixed_extra_s, serving_time
+from planner.estimate.time.serving import (
+    LoadRows,
+    ServingTime,
+    batch_prefill_s,
+    decode_step_s,
+    mixed_extra_s,
+    serving_time,
+)
 from planner.estimate.time.steps import StepTable, step_table
 from planner.estimate.time.surfaces import FloatArray, IntArray, read_data, surface_of
 from planner.estimate.uncertainty import ranges
@@ -37,7 +46,7 @@ METRICS = {"ttft_ms": "ttft", "ttft_p99_ms": "ttft_p99", "tpot_ms": "tpot", "tpo
            "output_tok_s_total": "throughput", "output_tok_s_per_gpu": "throughput", "prefill_tok_s": "prefill", "req_s": "throughput"}  # fmt: skip
 
 
-class _Skip(Exception):
+class _SkipError(Exception):
     """A row that cannot be predicted, with the reason."""
 
 
@@ -69,8 +78,10 @@ def _match(table: str, *texts: str) -> list[Any]:
     for entry in _tables()[table]:
         found = [re.fullmatch(pattern, text.strip().lower()) for pattern, text in zip(entry, texts, strict=False)]
         if all(found):
-            return [found[0].expand(v) if isinstance(v, str) and "\\" in v else v for v in entry[len(texts) :] if found[0]]
-    raise _Skip(f"{table[:-1]} {' '.join(texts)!r} is in no table")
+            return [
+                found[0].expand(v) if isinstance(v, str) and "\\" in v else v for v in entry[len(texts) :] if found[0]
+            ]
+    raise _SkipError(f"{table[:-1]} {' '.join(texts)!r} is in no table")
 
 
 def _number(text: str, default: float | None = None) -> float:
@@ -78,7 +89,7 @@ def _number(text: str, default: float | None = None) -> float:
     if match:
         return float(match[0])
     if default is None:
-        raise _Skip(f"{text!r} is not a number")
+        raise _SkipError(f"{text!r} is not a number")
     return default
 
 
@@ -111,16 +122,16 @@ def _links(gpu: Gpu, catalog: Catalog) -> Link | None:
 
 
 def read_case(index: int, row: dict[str, str], catalog: Catalog) -> Case:
-    """What a row says, or _Skip with the reason."""
+    """What a row says, or _SkipError with the reason."""
     if row["metric"] not in METRICS:
-        raise _Skip(f"{row['metric']} is not a time or a rate (memory rows are replayed elsewhere)")
+        raise _SkipError(f"{row['metric']} is not a time or a rate (memory rows are replayed elsewhere)")
     if "SUSPECT" in row["note"]:
-        raise _Skip("flagged SUSPECT in the source")
+        raise _SkipError("flagged SUSPECT in the source")
     name, reason = _match("gpus", row["gpu"])
     if name is None:
-        raise _Skip(reason)
+        raise _SkipError(reason)
     if name not in catalog.gpus:
-        raise _Skip(f"{name} is not in the hardware catalog")
+        raise _SkipError(f"{name} is not in the hardware catalog")
     gpu = catalog.gpus[name]
     engine_name, generation, batching, budget = _match("engines", row["engine"], row["engine_version"])
     model = load_model(_tables()["models"].get(row["model"].lower(), row["model"]), offline=True)
@@ -133,13 +144,29 @@ def read_case(index: int, row: dict[str, str], catalog: Catalog) -> Case:
     if row["load_kind"].startswith("mlperf"):
         tensor, replicas = _smallest_group(model, gpu, weights, tensor)
     link = _links(gpu, catalog)
-    shard = Shard(gpu, weights, kv, tensor, pipeline, link if tensor > 1 else None, link if pipeline > 1 else None, experts, attention)
-    engine = EngineSpec(engine_name, generation, (gpu.vendor,), 0.0, batching, True, True, True, True, "any", "", (), {}, "", False)
+    shard = Shard(
+        gpu,
+        weights,
+        kv,
+        tensor,
+        pipeline,
+        link if tensor > 1 else None,
+        link if pipeline > 1 else None,
+        experts,
+        attention,
+    )
+    engine = EngineSpec(
+        engine_name, generation, (gpu.vendor,), 0.0, batching, True, True, True, True, "any", "", (), {}, "", False
+    )
     tokens, output = _lengths(row)
     load = _load(row, tensor * pipeline, replicas)
-    _, equal, one_prompt = _match("closed_loops", row["source"]) if row["load_kind"] == "closed_loop" else (1.0, False, False)
+    _, equal, one_prompt = (
+        _match("closed_loops", row["source"]) if row["load_kind"] == "closed_loop" else (1.0, False, False)
+    )
     budget = min(budget, tokens + int(load or 0)) if one_prompt else budget
-    return Case(index, model, shard, engine, budget, tokens, output, row["load_kind"], load, row["metric"], replicas, equal)
+    return Case(
+        index, model, shard, engine, budget, tokens, output, row["load_kind"], load, row["metric"], replicas, equal
+    )
 
 
 def _smallest_group(model: ModelSpec, gpu: Gpu, weights: Precision, gpus: int) -> tuple[int, int]:
@@ -153,10 +180,9 @@ def _smallest_group(model: ModelSpec, gpu: Gpu, weights: Precision, gpus: int) -
 
 def _lengths(row: dict[str, str]) -> tuple[int, int]:
     text = row["isl"]
-    if text == "MLPerf dataset":
-        tokens = _tables()["datasets"][row["model"].lower()]["tokens"]
-    else:
-        tokens = _number(text, 128)
+    tokens = (
+        float(_tables()["datasets"][row["model"].lower()]["tokens"]) if text == "MLPerf dataset" else _number(text, 128)
+    )
     output = _number(row["osl"], 128)
     if row["load_kind"] == "closed_loop":
         share = _match("closed_loops", row["source"])[0]
@@ -174,21 +200,20 @@ def _load(row: dict[str, str], gpus: int, replicas: int) -> float | None:
 
 
 def slots(case: Case) -> float:
-    """Sequences of input + output tokens whose KV cache fits beside the weights, on the whole replica."""
-    table = _tables()["saturated"]
-    shard, model = case.shard, case.model
-    weights = model.params_total * shard.precision.bytes_per_weight / shard.gpus
-    free = shard.gpu.usable_gib * GIB * table["memory_share"]["value"] - weights - table["runtime_gib"]["value"] * GIB
-    per_token = 0.0
-    for layer, count in model.layer_groups:
-        for mixer in layer.mixers:
-            if hasattr(mixer, "kv_heads"):
-                per_token += count * np.ceil(mixer.kv_heads / shard.tensor_parallel) * (mixer.head_dim + mixer.value_dim)
-            elif hasattr(mixer, "cache_dim"):
-                per_token += count * mixer.cache_dim
-    tokens = free / max(per_token * shard.kv_dtype.bytes_per_element / shard.pipeline_parallel, 1e-9)
+    """Sequences whose KV cache fits beside the weights, on the whole replica; an engine sets aside all or half of an answer."""
+    table, shard = _tables()["saturated"], case.shard
+    cut = (shard.tensor_parallel, shard.pipeline_parallel)
+    weights = weights_bytes(case.model, shard.precision, *cut, shard.expert_parallel, shard.attention_data_parallel)
+    usable, runtime = shard.gpu.usable_gib * GIB, table["runtime_gib"]["value"] * GIB
+    rule = table["memory_share"].get(case.engine.name, table["memory_share"]["otherwise"])
+    share = rule["share"]
+    free = (usable - weights - runtime) * share if rule["of"] == "free" else usable * share - weights - runtime
+    per_token = kv_bytes_per_token(case.model, shard.kv_dtype, *cut, shard.attention_data_parallel)
     reserve = table["reserved_output"].get(case.engine.name, table["reserved_output"]["otherwise"])
-    return float(np.clip(tokens / (case.input_tokens + case.output_tokens * reserve), 1.0, table["max_num_seqs"]["value"]))
+    held = (
+        free / max(per_token, 1e-9) / (case.input_tokens + case.output_tokens * reserve) * shard.attention_data_parallel
+    )
+    return float(np.clip(held, 1.0, table["max_num_seqs"]["value"]))
 
 
 def replay(rows: list[dict[str, str]], catalog: Catalog | None = None) -> list[Prediction]:
@@ -197,14 +222,18 @@ def replay(rows: list[dict[str, str]], catalog: Catalog | None = None) -> list[P
         from planner.hardware.catalog import load_catalog
 
         catalog = load_catalog()
-    server = {r["source"]: r["value"] for r in rows if r["load_kind"] == "mlperf_server" and r["metric"] == "output_tok_s_total"}
+    server = {
+        r["source"]: r["value"]
+        for r in rows
+        if r["load_kind"] == "mlperf_server" and r["metric"] == "output_tok_s_total"
+    }
     found: list[Prediction] = [Prediction(None, None, None, "not read")] * len(rows)
     groups: dict[tuple[Any, ...], list[Case]] = defaultdict(list)
     for i, row in enumerate(rows):
         try:
             case = read_case(i, {**row, "_server_tok_s": server.get(row["source"], "")}, catalog)
             groups[case.model, case.input_tokens, case.output_tokens].append(case)
-        except (_Skip, PlannerError) as reason:
+        except (_SkipError, PlannerError) as reason:
             found[i] = Prediction(None, None, None, str(reason))
     for cases in groups.values():
         for case, value in zip(cases, _predict(cases), strict=True):
@@ -269,9 +298,13 @@ def _static(batch: _Batch, index: IntArray) -> FloatArray:
     size = np.array([batch.cases[i].load or 1.0 for i in index])
     tokens, steps = float(batch.workload.input_tokens), batch.workload.output_tokens - 1
     first = batch_prefill_s(batch.table, batch.timing, shard, engine, (size, tokens)) + batch.timing.request_s[engine]
-    chunk = np.array([float(batch.cases[i].budget) for i in index])  # llama.cpp: chunk by chunk, one stage after the other
+    chunk = np.array(
+        [float(batch.cases[i].budget) for i in index]
+    )  # llama.cpp: chunk by chunk, one stage after the other
     count = np.ceil(size * tokens / chunk)
-    chunked = batch_prefill_s(batch.table, batch.timing, shard, engine, (size, np.minimum(chunk / size, tokens))) * count
+    chunked = (
+        batch_prefill_s(batch.table, batch.timing, shard, engine, (size, np.minimum(chunk / size, tokens))) * count
+    )
     first = np.where(np.array([batch.cases[i].kind == "llama-bench" for i in index]), chunked, first)
     step = decode_step_s(batch.table, batch.timing, shard, engine, size)
     total = first + steps * step
@@ -282,7 +315,14 @@ def _static(batch: _Batch, index: IntArray) -> FloatArray:
 
 def _rows(batch: _Batch, index: IntArray, caps: FloatArray | None, **load: FloatArray) -> ServingTime:
     budget = np.array([batch.cases[i].budget for i in index])
-    rows = LoadRows(batch.shard[index], batch.engine[index], load.get("rate"), load.get("users"), budget, None if caps is None else np.maximum(caps, 1).astype(np.int64))
+    rows = LoadRows(
+        batch.shard[index],
+        batch.engine[index],
+        load.get("rate"),
+        load.get("users"),
+        budget,
+        None if caps is None else np.maximum(caps, 1).astype(np.int64),
+    )
     return serving_time(batch.cases[0].model, batch.table, batch.engines, rows, batch.workload)
 
 
@@ -290,7 +330,10 @@ def _closed(batch: _Batch, index: IntArray) -> FloatArray:
     """N users; the first round arrives at once. Equal lengths keep the users in step: every round comes in waves."""
     users = np.array([batch.cases[i].load or 1.0 for i in index])
     equal = np.array([batch.cases[i].equal_lengths for i in index])
-    first_round = np.array([float(batch.cases[i].kind == "closed_loop") for i in index]) / _tables()["closed_loop_rounds"]["value"]
+    first_round = (
+        np.array([float(batch.cases[i].kind == "closed_loop") for i in index])
+        / _tables()["closed_loop_rounds"]["value"]
+    )
     steady = _rows(batch, index, np.array([slots(batch.cases[i]) for i in index]), users=users)
     wave, burst = _waves_s(batch, index, users)
     at_once = np.array([batch.cases[i].kind == "static_concurrency" for i in index])
@@ -306,7 +349,9 @@ def _waves_s(batch: _Batch, index: IntArray, users: FloatArray) -> tuple[FloatAr
     budget = np.array([float(batch.cases[i].budget) for i in index])
     together = np.minimum(users, np.maximum(np.floor(budget / tokens), 1.0))
     step = decode_step_s(batch.table, batch.timing, shard, engine, users)
-    mixed = step + mixed_extra_s(batch.table, batch.timing, shard, engine, (users, np.minimum(together * tokens, budget)))
+    mixed = step + mixed_extra_s(
+        batch.table, batch.timing, shard, engine, (users, np.minimum(together * tokens, budget))
+    )
     job = mixed * np.ceil(tokens / budget)
     groups, request = users / together, batch.timing.request_s[engine]
     wave = wave_wait_s(_tables()["turnaround_s"]["value"], step, mixed, (groups - 1) / 2 * job)
@@ -317,7 +362,15 @@ def _saturated(batch: _Batch, index: IntArray) -> FloatArray:
     """Everything queued at once: as many running as memory holds."""
     caps = np.array([batch.cases[i].load or slots(batch.cases[i]) for i in index])
     full = _rows(batch, index, caps, users=caps)
-    return _pick(batch, index, {"throughput": full.max_rate_per_s * batch.workload.output_tokens, "ttft": full.ttft_mean_s, "tpot": full.tpot_s})
+    return _pick(
+        batch,
+        index,
+        {
+            "throughput": full.max_rate_per_s * batch.workload.output_tokens,
+            "ttft": full.ttft_mean_s,
+            "tpot": full.tpot_s,
+        },
+    )
 
 
 def _online(batch: _Batch, index: IntArray) -> FloatArray:
@@ -332,8 +385,12 @@ def _online(batch: _Batch, index: IntArray) -> FloatArray:
     _, burst = _waves_s(batch, index, everyone)
     server = np.array([batch.cases[i].kind == "mlperf_server" for i in index])
     at_once = ~np.isfinite(rate) & ~server
-    span = count / at.output_tokens_per_s * batch.workload.output_tokens + at.e2e_s  # the last answers run out after the last arrival
-    tokens = np.where(server, capacity.max_rate_per_s * batch.workload.output_tokens, count * batch.workload.output_tokens / span)
+    span = (
+        count / at.output_tokens_per_s * batch.workload.output_tokens + at.e2e_s
+    )  # the last answers run out after the last arrival
+    tokens = np.where(
+        server, capacity.max_rate_per_s * batch.workload.output_tokens, count * batch.workload.output_tokens / span
+    )
     return _pick(batch, index, {
         "ttft": np.where(at_once, burst, at.ttft_mean_s), "ttft_p99": at.ttft_p95_s, "tpot": np.where(at_once, flood.tpot_s, at.tpot_s),
         "tpot_p99": at.tpot_s, "throughput": tokens})  # fmt: skip

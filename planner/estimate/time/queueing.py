@@ -49,7 +49,7 @@ def prefill_wait_s(x: Prefill) -> tuple[FloatArray, FloatArray]:
     crowd = excess_wait_s(x.load, x.full_step_s) * np.minimum(x.share, 1.0)
     short = x.busy * biased / 2 + rho * biased + crowd
     sigma = np.sqrt(np.maximum(second - x.mean_step_s**2, 0.0))
-    short_high = (QUANTILE * x.busy + rho) * (biased + 1.645 * sigma * rho) + tail_s(crowd, x.load)
+    short_high = (QUANTILE * x.busy + rho) * (biased + 2 * sigma) + tail_s(crowd, x.load)
     queue = excess_wait_s(x.load, x.own_s)
     rest = (1 - x.load) * x.busy * x.step_s / 2 + x.load * x.own_s / 2
     long_high = QUANTILE * np.where(x.load > 1 - QUANTILE, x.own_s, x.busy * x.step_s) + tail_s(queue, x.load)

@@ -32,7 +32,37 @@ from planner.request import Workload
 
 BoolArray = npt.NDArray[np.bool_]
 _SEQUENCES = np.array(
-    [0.02, 0.1, 0.25, 0.5, 1, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096],
+    [
+        0.02,
+        0.1,
+        0.25,
+        0.5,
+        1,
+        1.5,
+        2,
+        3,
+        4,
+        6,
+        8,
+        12,
+        16,
+        24,
+        32,
+        48,
+        64,
+        96,
+        128,
+        192,
+        256,
+        384,
+        512,
+        768,
+        1024,
+        1536,
+        2048,
+        3072,
+        4096,
+    ],
     dtype=float,
 )
 _FIELDS = ("sequences", "rate", "tpot", "ttft", "p95", "stay", "closed_ttft", "closed")
@@ -245,7 +275,18 @@ def _open_loop(v: dict[str, FloatArray], row: IntArray, load: _Load, workload: W
     bad = np.where(stable, 0.0, np.inf)
     tokens = np.minimum(rate, max_rate) * workload.output_tokens
     e2e = mean + (workload.output_tokens - 1) * tpot
-    return ServingTime(mean + bad, high + bad, tpot + bad, e2e + bad, tokens, n, np.minimum(peak(n), np.maximum(most, 1.0)), used, max_rate, stable)
+    return ServingTime(
+        mean + bad,
+        high + bad,
+        tpot + bad,
+        e2e + bad,
+        tokens,
+        n,
+        np.minimum(peak(n), np.maximum(most, 1.0)),
+        used,
+        max_rate,
+        stable,
+    )
 
 
 def _closed_loop(v: dict[str, FloatArray], row: IntArray, load: _Load, workload: Workload) -> ServingTime:
@@ -255,8 +296,13 @@ def _closed_loop(v: dict[str, FloatArray], row: IntArray, load: _Load, workload:
     limit, limit_fraction = _locate(v["sequences"], row, most)
     over = where + fraction > limit + limit_fraction
     where, fraction = np.where(over, limit, where), np.where(over, limit_fraction, fraction)
-    n, tpot, own, rate, stay = (_at(v[k], where, fraction) for k in ("sequences", "tpot", "closed_ttft", "rate", "stay"))
-    ttft = np.maximum(users / rate - stay, own)
+    n, tpot, own, rate, stay = (
+        _at(v[k], where, fraction) for k in ("sequences", "tpot", "closed_ttft", "rate", "stay")
+    )
+    held = np.where(
+        over, np.maximum(users - _at(v["closed"], where, fraction), 0.0), 0.0
+    )  # beyond the slots: in the queue
+    ttft = own + held / rate
     mean = request_s + ttft
     rate = users / (mean + stay)
     alone = v["closed_ttft"][:, 0][row]
