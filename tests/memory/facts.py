@@ -1,4 +1,4 @@
-"""Measured start-up facts: vLLM 0.19.0 on one or more H100-80GB (79.19 GiB seen), max_num_seqs 1024, 8192 batched tokens.
+"""Measured start-up facts: vLLM 0.19.0 on H100-80GB (79.19 GiB seen), max_num_seqs 1024, 8192 batched tokens.
 
 Source: logs published with llm-d-incubation/llm-d-planner#205 (commit d3121e0). GiB on rank 0; tokens of the engine.
 """

@@ -12,18 +12,51 @@ from planner.validate.prediction import Prediction
 from tests.memory.facts import CONTEXT, LOGS
 
 COLUMNS = (
-    "id", "task", "model", "quant", "gpu", "n_gpus", "tp", "pp", "max_model_len", "batch", "engine", "engine_version", "gpu_mem_util",
-    "outcome", "metric", "value", "source", "evidence", "note",
-)  # fmt: skip
+    "id",
+    "task",
+    "model",
+    "quant",
+    "gpu",
+    "n_gpus",
+    "tp",
+    "pp",
+    "max_model_len",
+    "batch",
+    "engine",
+    "engine_version",
+    "gpu_mem_util",
+    "outcome",
+    "metric",
+    "value",
+    "source",
+    "evidence",
+    "note",
+)
 NOTE = "dtype=bfloat16 kv_cache_dtype=auto max_num_batched_tokens=8192 max_num_seqs=1024; rank-0 values"
 
 
 def row(metric="weights_gib_per_gpu", value="14.99", **fields):
     base = {
-        "id": f"A/{metric}", "task": "infer", "model": "meta-llama/Llama-3.1-8B-Instruct", "quant": "bfloat16", "gpu": "H100-80GB (79.19 GiB)",
-        "n_gpus": "1", "tp": "1", "pp": "1", "max_model_len": "8192", "batch": "1024", "engine": "vllm", "engine_version": "0.19.0",
-        "gpu_mem_util": "0.95", "outcome": "fits", "metric": metric, "value": value, "source": "s", "evidence": "log file", "note": NOTE,
-    }  # fmt: skip
+        "id": f"A/{metric}",
+        "task": "infer",
+        "model": "meta-llama/Llama-3.1-8B-Instruct",
+        "quant": "bfloat16",
+        "gpu": "H100-80GB (79.19 GiB)",
+        "n_gpus": "1",
+        "tp": "1",
+        "pp": "1",
+        "max_model_len": "8192",
+        "batch": "1024",
+        "engine": "vllm",
+        "engine_version": "0.19.0",
+        "gpu_mem_util": "0.95",
+        "outcome": "fits",
+        "metric": metric,
+        "value": value,
+        "source": "s",
+        "evidence": "log file",
+        "note": NOTE,
+    }
     return {**base, **fields}
 
 
@@ -31,7 +64,13 @@ def log_rows():
     words = {"bf16": "bfloat16", "fp32": "float32", "fp16": "float16"}
     found = []
     for n, (name, method, tp, pp, weights, activation, pool, tokens) in enumerate(LOGS):
-        fields = {"model": name, "quant": words.get(method, "compressed-tensors"), "tp": str(tp), "pp": str(pp), "n_gpus": str(tp * pp)}
+        fields = {
+            "model": name,
+            "quant": words.get(method, "compressed-tensors"),
+            "tp": str(tp),
+            "pp": str(pp),
+            "n_gpus": str(tp * pp),
+        }
         if method == "fp8" and not name.startswith("RedHat"):
             fields["quant"] = "fp8 (runtime)"
         fields["max_model_len"] = str(CONTEXT.get(name, 8192))
@@ -87,9 +126,18 @@ def test_data_parallel_rows_spread_experts_and_copy_attention():
         return found.predicted
 
     assert moe(n_gpus="8") > moe(n_gpus="8", tp="8")
-    assert replay([row("kv_gib_needed", "62", model="Qwen/Qwen3-Coder-480B-A35B-Instruct-FP8", quant="fp8", n_gpus="8", max_model_len="262144")])[
-        0
-    ].predicted == pytest.approx(62.0, rel=1e-3)  # vllm-project/recipes#12
+    assert replay(
+        [
+            row(
+                "kv_gib_needed",
+                "62",
+                model="Qwen/Qwen3-Coder-480B-A35B-Instruct-FP8",
+                quant="fp8",
+                n_gpus="8",
+                max_model_len="262144",
+            )
+        ]
+    )[0].predicted == pytest.approx(62.0, rel=1e-3)  # vllm-project/recipes#12
 
 
 def write(path, rows):
@@ -116,7 +164,9 @@ def test_the_output_holds_every_row_with_its_own_columns(tmp_path):
 
 def test_scores():
     rows = [row(value=v) for v in ("10", "20", "0", "word")]
-    found = accuracy.scores("memory", rows, [Prediction(11, 9, 12), Prediction(18, 17, 19), Prediction(5, 0, 10), Prediction(1, 0, 2)])
+    found = accuracy.scores(
+        "memory", rows, [Prediction(11, 9, 12), Prediction(18, 17, 19), Prediction(5, 0, 10), Prediction(1, 0, 2)]
+    )
     total = next(s for s in found if s.group == "all")
     assert (total.rows, total.predicted, total.coverage) == (4, 4, 1.0)
     assert total.median_ape == total.mean_ape == pytest.approx(10)

@@ -20,7 +20,10 @@ def test_start_up_logs(name, method, tp, pp, weights, activation, pool, tokens):
     model = load_model(name, offline=True)
     loaded = stage_weights_bytes(model, precision(method), tp, pp, 1, 1, RULES)
     assert loaded[0] / GIB == pytest.approx(weights, rel=0.01)
-    peaks = [float(activation_bytes(activation_cost(model, method, tp, 1, i == pp - 1, RULES), 1024, 8192)) for i in range(pp)]
+    peaks = [
+        float(activation_bytes(activation_cost(model, method, tp, 1, i == pp - 1, RULES), 1024, 8192))
+        for i in range(pp)
+    ]
     assert peaks[0] / GIB == pytest.approx(activation, rel=0.08)
     left = [0.95 * 79.19 * GIB - w - a - runtime_bytes(RULES, tp, pp, True) for w, a in zip(loaded, peaks, strict=True)]
     assert left[0] / GIB == pytest.approx(pool, rel=0.015)
@@ -47,6 +50,10 @@ def test_mxfp4_is_padded_as_the_engine_does(name, version, tp, expected):
 
 def test_older_engines_keep_more_for_the_sampler():
     model = load_model("Qwen/Qwen3-14B")
-    peak = {v: float(activation_bytes(activation_cost(model, "bf16", 1, 1, True, memory_rules("vllm", v)), 1024, 8192)) / GIB for v in ("0.15.0", "0.17.0")}  # fmt: skip
+    peak = {
+        v: float(activation_bytes(activation_cost(model, "bf16", 1, 1, True, memory_rules("vllm", v)), 1024, 8192))
+        / GIB
+        for v in ("0.15.0", "0.17.0")
+    }
     assert peak["0.15.0"] == pytest.approx(5.64, rel=0.02)  # run reports in llm-d-incubation/llm-d-planner#205
     assert peak["0.17.0"] == pytest.approx(2.23, rel=0.02)

@@ -18,7 +18,17 @@ from planner.space.shard import Shard
 from planner.units import GIB
 
 ENGINES = ("vllm", "sglang", "tensorrt_llm", "tgi", "deepspeed_inference", "transformers")
-MODELS = ("8b", "70b", "gemma-3-27b", "deepseek-v3", "qwen3-next", "gpt-oss-20b", "nemotron-3-nano", "deepseek-v4-flash", "falcon-h1-7b")
+MODELS = (
+    "8b",
+    "70b",
+    "gemma-3-27b",
+    "deepseek-v3",
+    "qwen3-next",
+    "gpt-oss-20b",
+    "nemotron-3-nano",
+    "deepseek-v4-flash",
+    "falcon-h1-7b",
+)
 NVLINK = Link("nvswitch", "nvswitch", 450, 2.0, 8)
 
 
@@ -27,7 +37,9 @@ def gpu(usable_gib=79.19, name="h100"):
 
 
 def engine(name="vllm", version="0.19.0"):
-    return EngineSpec(name, version, ("nvidia",), 7.0, "continuous", True, True, True, True, "any", "", (), {}, "", True)
+    return EngineSpec(
+        name, version, ("nvidia",), 7.0, "continuous", True, True, True, True, "any", "", (), {}, "", True
+    )
 
 
 def shard(tp=1, pp=1, method="bf16", kv="bf16", card=None, groups=1):
@@ -103,7 +115,9 @@ def test_latent_cache_is_copied_and_attention_groups_undo_that():
     model = load_model("deepseek-v3")
     assert kv_bytes_per_token(model, "bf16", 8) == kv_bytes_per_token(model, "bf16", 1)
     plain = serving_memory(model, [shard(8, 1, "fp8-block", card=gpu(179))], [engine()], rows(tokens=8192, seqs=64))
-    spread = serving_memory(model, [shard(8, 1, "fp8-block", card=gpu(179), groups=8)], [engine()], rows(tokens=8192, seqs=64))
+    spread = serving_memory(
+        model, [shard(8, 1, "fp8-block", card=gpu(179), groups=8)], [engine()], rows(tokens=8192, seqs=64)
+    )
     assert spread.weights_bytes[0] > plain.weights_bytes[0]
     assert 5 < 8 * spread.kv_pool_tokens[0] / plain.kv_pool_tokens[0] < 8
 
@@ -115,7 +129,7 @@ def test_expert_parallel_keeps_the_bytes_of_the_experts():
 
 def test_states_are_fixed_and_not_quantised():
     model = load_model("qwen3.5-27b")
-    # 48 layers x (48 x 128 x 128 x 4 + conv 10240 x 3 x 2) bytes: the state llama.cpp logs as 149.6 MiB with a 4-byte convolution
+    # 48 layers x (48 x 128 x 128 x 4 + 10240 x 3 x 2) bytes; llama.cpp logs 149.6 MiB with a 4-byte convolution
     assert state_bytes_per_sequence(model) == 48 * (48 * 128 * 128 * 4 + 10240 * 3 * 2)
     assert state_bytes_per_sequence(model, 4) == state_bytes_per_sequence(model) / 4
     assert kv_bytes_per_token(model, "bf16") == 16 * 2 * 4 * 256 * 2
@@ -135,7 +149,10 @@ def test_hybrids_in_fp8_gain_little_at_short_context():
 
 def test_sliding_layers_by_engine():
     model = load_model("gemma-3-27b")
-    cost = {name: float(sequence_bytes(stages_kv(model, kv_dtype("bf16"), 1, 1, 1, memory_rules(name))[0], 65536, 2048)) for name in ENGINES}
+    cost = {
+        name: float(sequence_bytes(stages_kv(model, kv_dtype("bf16"), 1, 1, 1, memory_rules(name))[0], 65536, 2048))
+        for name in ENGINES
+    }
     assert cost["transformers"] < cost["vllm"] < cost["sglang"]
     assert cost["sglang"] == 62 * 2 * 16 * 128 * 2 * 65536
 
@@ -155,14 +172,23 @@ def test_every_engine_estimates_every_model(run, name):
     model = load_model(name)
     shards = [shard(tp, pp, m) for tp in (1, 8) for pp in (1, 2) for m in ("bf16", "int4-awq")]
     found = serving_memory(model, shards, [engine(run, "")], rows(shards=range(len(shards)), engines=[0] * len(shards)))
-    for field in ("weights_bytes", "activation_bytes", "runtime_bytes", "kv_needed_bytes", "required_bytes", "capacity_bytes"):
+    for field in (
+        "weights_bytes",
+        "activation_bytes",
+        "runtime_bytes",
+        "kv_needed_bytes",
+        "required_bytes",
+        "capacity_bytes",
+    ):
         values = getattr(found, field)
         assert values.shape == (len(shards),)
         assert np.isfinite(values).all()
         assert (values > 0).all()
     assert (found.capacity_bytes <= found.usable_bytes).all()
     assert (found.kv_pool_bytes >= 0).all()
-    parts = found.weights_bytes + found.activation_bytes + found.runtime_bytes + found.graphs_bytes + found.kv_needed_bytes
+    parts = (
+        found.weights_bytes + found.activation_bytes + found.runtime_bytes + found.graphs_bytes + found.kv_needed_bytes
+    )
     assert parts == pytest.approx(found.required_bytes)
 
 
@@ -179,7 +205,9 @@ def test_more_memory_never_hurts(small, more):
 @given(seqs=st.integers(1, 512), extra=st.integers(1, 512))
 @settings(max_examples=40)
 def test_more_sequences_need_more(seqs, extra):
-    found = serving_memory(load_model("gemma-3-12b"), [shard()], [engine()], rows((0, 0), (0, 0), seqs=[seqs, seqs + extra]))
+    found = serving_memory(
+        load_model("gemma-3-12b"), [shard()], [engine()], rows((0, 0), (0, 0), seqs=[seqs, seqs + extra])
+    )
     assert found.kv_needed_bytes[1] >= found.kv_needed_bytes[0]
     assert found.kv_pool_tokens[1] <= found.kv_pool_tokens[0]
 
@@ -211,7 +239,9 @@ def test_a_model_that_does_not_fit_says_so():
     assert found.kv_pool_tokens[0] == 0
 
 
-@pytest.mark.parametrize(("text", "key"), [("0.19.0", (0, 19, 0)), ("~0.11", (0, 11)), ("v0.8.5.dev", (0, 8, 5)), ("", ()), ("main", ())])
+@pytest.mark.parametrize(
+    ("text", "key"), [("0.19.0", (0, 19, 0)), ("~0.11", (0, 11)), ("v0.8.5.dev", (0, 8, 5)), ("", ()), ("main", ())]
+)
 def test_versions(text, key):
     assert version_key(text) == key
 

@@ -11,11 +11,20 @@ pytest.importorskip("aiconfigurator_core", reason="aiconfigurator-core is not in
 
 # billions of parameters as the model's name or card says
 STATED = {
-    "Qwen--Qwen3-235B-A22B-FP8": 235, "Qwen--Qwen3.5-397B-A17B": 397, "XiaomiMiMo--MiMo-V2-Flash": 309, "deepseek-ai--DeepSeek-V3": 671,
-    "deepseek-ai--DeepSeek-V4-Flash": 284, "moonshotai--Kimi-K2-Instruct": 1026, "nvidia--Nemotron-H-56B-Base-8K": 56,
-    "nvidia--Llama-3_3-Nemotron-Super-49B-v1": 49.9, "nvidia--NVIDIA-Nemotron-3-Super-120B-A12B-FP8": 120.6, "openai--gpt-oss-20b": 20.9,
-    "nvidia--Gemma-4-31B-IT-NVFP4": 31.3, "MiniMaxAI--MiniMax-M2.5": 228.7, "zai-org--GLM-5": 744,
-}  # fmt: skip
+    "Qwen--Qwen3-235B-A22B-FP8": 235,
+    "Qwen--Qwen3.5-397B-A17B": 397,
+    "XiaomiMiMo--MiMo-V2-Flash": 309,
+    "deepseek-ai--DeepSeek-V3": 671,
+    "deepseek-ai--DeepSeek-V4-Flash": 284,
+    "moonshotai--Kimi-K2-Instruct": 1026,
+    "nvidia--Nemotron-H-56B-Base-8K": 56,
+    "nvidia--Llama-3_3-Nemotron-Super-49B-v1": 49.9,
+    "nvidia--NVIDIA-Nemotron-3-Super-120B-A12B-FP8": 120.6,
+    "openai--gpt-oss-20b": 20.9,
+    "nvidia--Gemma-4-31B-IT-NVFP4": 31.3,
+    "MiniMaxAI--MiniMax-M2.5": 228.7,
+    "zai-org--GLM-5": 744,
+}
 
 
 def folder():

@@ -16,7 +16,14 @@ def run(*arguments):
 
 def test_show_explains_a_model():
     text = run("show", "70b").stdout
-    for words in ("70,553,706,496", "80 x", "8 key/value heads of 128", "327,680 bytes a token", "not 3: 64 attention heads", "'70b' is read as"):
+    for words in (
+        "70,553,706,496",
+        "80 x",
+        "8 key/value heads of 128",
+        "327,680 bytes a token",
+        "not 3: 64 attention heads",
+        "'70b' is read as",
+    ):
         assert words in text
 
 
@@ -28,7 +35,20 @@ def test_show_as_json():
     assert found["weights"][0]["precision"] == "mxfp4"
 
 
-@pytest.mark.parametrize("name", ["deepseek-v3.2", "qwen3-next", "nemotron-3-nano", "deepseek-v4-pro", "whisper", "flan-t5-xl", "falcon-h1-7b", "gemma-4-26b", "gpt2"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "deepseek-v3.2",
+        "qwen3-next",
+        "nemotron-3-nano",
+        "deepseek-v4-pro",
+        "whisper",
+        "flan-t5-xl",
+        "falcon-h1-7b",
+        "gemma-4-26b",
+        "gpt2",
+    ],
+)
 def test_show_every_kind(name):
     assert "parameters:" in run("show", name).stdout
     json.loads(run("show", name, "--json").stdout)

@@ -17,7 +17,10 @@ def read(**fields):
 
 
 def kinds(model):
-    return [layer.mixers[0].kind if isinstance(layer.mixers[0], Attention | StateMixer) else "latent" for layer in model.layers]
+    return [
+        layer.mixers[0].kind if isinstance(layer.mixers[0], Attention | StateMixer) else "latent"
+        for layer in model.layers
+    ]
 
 
 def test_head_width_is_read_not_divided():
@@ -37,20 +40,29 @@ def test_tied_embeddings():
     ("fields", "expected"),
     [
         ({"model_type": "gemma2", "sliding_window": 8}, ["sliding", "full", "sliding", "full"]),
-        ({"model_type": "cohere2", "sliding_window": 8, "sliding_window_pattern": 2}, ["sliding", "full", "sliding", "full"]),
+        (
+            {"model_type": "cohere2", "sliding_window": 8, "sliding_window_pattern": 2},
+            ["sliding", "full", "sliding", "full"],
+        ),
         ({"model_type": "gemma3_text", "sliding_window": 8}, ["sliding"] * 4),
         ({"model_type": "mistral", "sliding_window": 8}, ["sliding"] * 4),
         ({"model_type": "mistral", "sliding_window": None}, ["full"] * 4),
         ({"model_type": "qwen2", "sliding_window": 8, "use_sliding_window": False}, ["full"] * 4),
-        ({"model_type": "qwen2", "sliding_window": 8, "use_sliding_window": True, "max_window_layers": 3}, ["full"] * 3 + ["sliding"]),
+        (
+            {"model_type": "qwen2", "sliding_window": 8, "use_sliding_window": True, "max_window_layers": 3},
+            ["full"] * 3 + ["sliding"],
+        ),
         ({"layer_types": ["full_attention", "sliding_attention"] * 2, "sliding_window": 8}, ["full", "sliding"] * 2),
         ({"model_type": "llama4_text", "attention_chunk_size": 16, "num_local_experts": 4}, ["chunked"] * 3 + ["full"]),
-        ({"model_type": "mimo_v2_flash", "sliding_window": 8, "hybrid_layer_pattern": [0, 1, 1, 0]}, ["full", "sliding", "sliding", "full"]),
+        (
+            {"model_type": "mimo_v2_flash", "sliding_window": 8, "hybrid_layer_pattern": [0, 1, 1, 0]},
+            ["full", "sliding", "sliding", "full"],
+        ),
         ({"model_type": "qwen3_next", "full_attention_interval": 4, **LINEAR}, ["gated_delta"] * 3 + ["full"]),
         ({"model_type": "jamba", "attn_layer_period": 4, "attn_layer_offset": 2}, ["mamba", "mamba", "full", "mamba"]),
         ({"model_type": "bamba", "attn_layer_indices": [1], **MAMBA2}, ["mamba2", "full", "mamba2", "mamba2"]),
     ],
-)  # fmt: skip
+)
 def test_layer_patterns(fields, expected):
     assert kinds(read(**fields)) == expected
 
@@ -81,9 +93,20 @@ def test_the_indexer_is_counted():
 
 
 def test_text_models_inside_multimodal_ones():
-    vision = {"model_type": "siglip_vision_model", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
-              "patch_size": 4, "image_size": 16}  # fmt: skip
-    raw = {"model_type": "gemma3", "text_config": {"model_type": "gemma3_text", **BASE, "head_dim": 16}, "vision_config": vision}
+    vision = {
+        "model_type": "siglip_vision_model",
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "patch_size": 4,
+        "image_size": 16,
+    }
+    raw = {
+        "model_type": "gemma3",
+        "text_config": {"model_type": "gemma3_text", **BASE, "head_dim": 16},
+        "vision_config": vision,
+    }
     model = spec_from_config(raw, "test")
     patches, block = 16, 4 * (32 * 32 + 32) + 2 * 32 * 64 + 64 + 32 + 4 * 32
     tower = 2 * block + 3 * 16 * 32 + 32 + patches * 32 + 64
@@ -98,7 +121,15 @@ def test_prediction_heads_are_not_loaded():
 
 
 def test_encoder_decoders_have_cross_attention():
-    raw = {"model_type": "t5", "d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 3, "num_heads": 4, "vocab_size": 320}
+    raw = {
+        "model_type": "t5",
+        "d_model": 64,
+        "d_kv": 16,
+        "d_ff": 128,
+        "num_layers": 3,
+        "num_heads": 4,
+        "vocab_size": 320,
+    }
     model = spec_from_config(raw, "test")
     assert [m.cross for m in model.layers[0].mixers] == [False, True]
     assert any("fill the encoder" in a for a in model.assumptions)
@@ -114,7 +145,9 @@ def test_models_that_do_not_generate_are_refused():
         read(architectures=["BertForMaskedLM"])
 
 
-@pytest.mark.parametrize("field", ["hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "intermediate_size"])
+@pytest.mark.parametrize(
+    "field", ["hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "intermediate_size"]
+)
 def test_missing_fields_are_named(field):
     raw = {k: v for k, v in BASE.items() if k != field}
     with pytest.raises(ModelConfigError, match=field):
@@ -148,6 +181,8 @@ def test_rotary_tables_follow_the_scaling_rule():
     assert elements() == 128 * 16
     assert elements(rope_scaling={"rope_type": "linear", "factor": 4.0}) == 4 * 128 * 16
     assert elements(rope_scaling={"rope_type": "llama3", "factor": 8.0}) == 128 * 16
-    assert elements(rope_scaling={"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}) == 256 * 16
+    assert (
+        elements(rope_scaling={"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}) == 256 * 16
+    )
     assert elements(partial_rotary_factor=0.5) == 128 * 8
     assert elements(model_type="mpt") == 0

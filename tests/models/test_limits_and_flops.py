@@ -11,8 +11,10 @@ from planner.models.limits import (
     degrees,
     expert_parallel_problem,
     pipeline_parallel_problem,
+    precision_parallel_problem,
     tensor_parallel_problem,
 )
+from planner.models.precision import precision
 
 ISSUES = [
     # model, ranks, words in the reason; from public threads where an engine refused
@@ -31,7 +33,9 @@ def test_engines_refused_these(name, ranks, words):
     assert words in tensor_parallel_problem(load_model(name), ranks)
 
 
-@pytest.mark.parametrize(("name", "expected"), [("70b", [1, 2, 4, 8, 16]), ("phi-4", [1, 2]), ("qwen2.5-7b", [1, 2, 4])])
+@pytest.mark.parametrize(
+    ("name", "expected"), [("70b", [1, 2, 4, 8, 16]), ("phi-4", [1, 2]), ("qwen2.5-7b", [1, 2, 4])]
+)
 def test_degrees(name, expected):
     assert degrees(load_model(name), 16) == expected
 
@@ -58,7 +62,12 @@ def test_stages_and_experts():
 
 def test_dense_matmul_is_twice_the_parameters():
     model = load_model("8b")
-    weights = model.params_total - model.embedding_params - model.final_norm_params - sum(layer.norm_params for layer in model.layers)
+    weights = (
+        model.params_total
+        - model.embedding_params
+        - model.final_norm_params
+        - sum(layer.norm_params for layer in model.layers)
+    )
     assert matmul_flops_per_token(model) == 2 * weights
 
 
@@ -94,3 +103,21 @@ def test_arrays_work_like_numbers():
     model, lengths = load_model("gemma-3-12b"), [1, 100, 1024, 5000]
     many = prefill_flops(model, np.array(lengths, dtype=float))
     assert many.total.tolist() == pytest.approx([prefill_flops(model, n).total for n in lengths])
+
+
+@pytest.mark.parametrize(
+    ("name", "method", "tp", "ep", "allowed"),
+    [
+        ("qwen3-235b", "fp8-block", 8, 1, False),  # 1536 / 8 = 192 is no multiple of 128
+        ("qwen3-235b", "fp8-block", 8, 8, True),
+        ("qwen3-235b", "fp8-block", 4, 1, True),
+        ("qwen2.5-72b", "int4-awq", 2, 1, False),  # 29568 / 2 = 115.5 x 128
+        ("70b", "int4-awq", 8, 1, True),
+        ("70b", "fp8", 8, 1, True),
+        ("gpt-oss-120b", "mxfp4", 8, 1, True),
+        ("qwen2.5-72b", "int4-awq", 1, 1, True),
+    ],
+)
+def test_scale_blocks_are_not_cut(name, method, tp, ep, allowed):
+    problem = precision_parallel_problem(load_model(name), precision(method), tp, ep)
+    assert (problem is None) == allowed

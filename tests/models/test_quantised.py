@@ -26,11 +26,32 @@ METHODS = [
     ({"quant_method": "bitnet"}, "ternary"),
     ({"quant_method": "gguf", "gguf_type": "q4_k_m"}, "gguf-q4_k_m"),
     ({"quant_method": "compressed-tensors", "config_groups": {"g": {"weights": INT4}}}, "int4-w4a16"),
-    ({"quant_method": "compressed-tensors", "config_groups": {"g": {"weights": {"num_bits": 8, "type": "int"}, "input_activations": {"num_bits": 8}}}}, "int8-w8a8"),
-    ({"quant_method": "compressed-tensors", "config_groups": {"g": {"weights": {"num_bits": 8, "type": "float"}}}}, "fp8"),
-    ({"quant_method": "compressed-tensors", "config_groups": {"g": {"weights": {"num_bits": 8, "type": "float", "strategy": "block"}}}}, "fp8-block"),
-    ({"quant_method": "compressed-tensors", "config_groups": {"g": {"weights": {"num_bits": 4, "type": "float", "group_size": 16}}}}, "nvfp4"),
-]  # fmt: skip
+    (
+        {
+            "quant_method": "compressed-tensors",
+            "config_groups": {"g": {"weights": {"num_bits": 8, "type": "int"}, "input_activations": {"num_bits": 8}}},
+        },
+        "int8-w8a8",
+    ),
+    (
+        {"quant_method": "compressed-tensors", "config_groups": {"g": {"weights": {"num_bits": 8, "type": "float"}}}},
+        "fp8",
+    ),
+    (
+        {
+            "quant_method": "compressed-tensors",
+            "config_groups": {"g": {"weights": {"num_bits": 8, "type": "float", "strategy": "block"}}},
+        },
+        "fp8-block",
+    ),
+    (
+        {
+            "quant_method": "compressed-tensors",
+            "config_groups": {"g": {"weights": {"num_bits": 4, "type": "float", "group_size": 16}}},
+        },
+        "nvfp4",
+    ),
+]
 
 
 def read(quantisation=None, extra=None, **fields):
@@ -54,12 +75,16 @@ def test_an_unknown_method_is_stated():
 
 
 def test_hf_quant_config():
-    model = read(extra={"quantization": {"quant_algo": "NVFP4", "exclude_modules": ["lm_head", "model.layers.*.self_attn*"]}})
+    model = read(
+        extra={"quantization": {"quant_algo": "NVFP4", "exclude_modules": ["lm_head", "model.layers.*.self_attn*"]}}
+    )
     assert model.native_precision == "nvfp4"
     assert set(model.unquantised_modules) == {"attention", "lm_head"}
 
 
-@pytest.mark.parametrize(("dtype", "name"), [("float16", "fp16"), ("float32", "fp32"), ("bfloat16", "bf16"), (None, "bf16")])
+@pytest.mark.parametrize(
+    ("dtype", "name"), [("float16", "fp16"), ("float32", "fp32"), ("bfloat16", "bf16"), (None, "bf16")]
+)
 def test_plain_dtypes(dtype, name):
     assert read(torch_dtype=dtype).native_precision == name
 
@@ -91,7 +116,11 @@ def test_experts_and_shared_experts_are_told_apart():
 
 
 def test_mixed_precision_by_layer():
-    listed = {f"model.layers.{i}.mlp.{p}_proj": {"quant_algo": "W4A16_NVFP4"} for i in range(4) for p in ("gate", "up", "down")}
+    listed = {
+        f"model.layers.{i}.mlp.{p}_proj": {"quant_algo": "W4A16_NVFP4"}
+        for i in range(4)
+        for p in ("gate", "up", "down")
+    }
     listed |= {f"model.layers.{i}.self_attn.q_proj": {"quant_algo": "FP8"} for i in range(4)}
     model = read(extra={"quantization": {"quant_algo": "MIXED_PRECISION", "quantized_layers": listed}})
     assert model.native_precision == "nvfp4"
