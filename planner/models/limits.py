@@ -120,7 +120,5 @@ def precision_parallel_problem(
         else:
             continue
         if width % (ways * group):
-            return (
-                f"a feed-forward width of {width} over {ways} ranks cuts {precision.name} blocks of {group} apart"
-            )
+            return f"a feed-forward width of {width} over {ways} ranks cuts {precision.name} blocks of {group} apart"
     return None

@@ -38,6 +38,9 @@ class Precision:
     native_only: bool = False
     servable: bool = True
 
+    def __hash__(self) -> int:
+        return hash(self.name)
+
     @property
     def bytes_per_weight(self) -> float:
         """Bytes of one converted weight, scales included."""
@@ -54,6 +57,9 @@ class KvDtype:
     accuracy_source: str
     source: str
     verified: bool
+
+    def __hash__(self) -> int:
+        return hash(self.name)
 
 
 @cache

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from typing import Any
 
-from planner.validate.accuracy import Score
+Score = dict[str, Any]
 
 
 def _percent(value: float | None) -> str:
@@ -19,18 +19,18 @@ def print_scores(task: str, scores: Sequence[Score], reasons: Sequence[tuple[str
     print(f"{'':36}{'rows':>5}{'cover':>6}{'median':>8}{'p95':>8}{'mean':>8}{'bias':>8}{'in range':>9}")
     metric = ""
     for s in scores:
-        if not s.predicted:
+        if not s["predicted"]:
             continue
-        if s.metric != metric:
-            metric = s.metric
+        if s["metric"] != metric:
+            metric = s["metric"]
             print(metric)
-        inside = "-" if s.inside is None else f"{s.inside:.0%}"
-        errors = "".join(f"{_percent(v):>8}" for v in (s.median_ape, s.p95_ape, s.mean_ape, s.bias))
-        name = s.group if len(s.group) <= 33 else s.group[:30] + "..."
-        print(f"  {name:<34}{s.rows:>5}{s.coverage:>6.0%}{errors}{inside:>9}")
-    alone = [s for s in scores if not s.predicted and s.group != "all"]
+        inside = "-" if s["inside"] is None else f"{s['inside']:.0%}"
+        errors = "".join(f"{_percent(s[name]):>8}" for name in ("median_ape", "p95_ape", "mean_ape", "bias"))
+        name = s["group"] if len(s["group"]) <= 33 else s["group"][:30] + "..."
+        print(f"  {name:<34}{s['rows']:>5}{s['coverage']:>6.0%}{errors}{inside:>9}")
+    alone = [s for s in scores if not s["predicted"] and s["group"] != "all"]
     if alone:
-        print(f"no prediction for {sum(s.rows for s in alone)} rows of {len({s.metric for s in alone})} metrics")
+        print(f"no prediction for {sum(s['rows'] for s in alone)} rows of {len({s['metric'] for s in alone})} metrics")
     for reason, count in reasons[:20]:
         print(f"skipped {count}: {reason}")
     if len(reasons) > 20:
@@ -41,11 +41,7 @@ def print_scores(task: str, scores: Sequence[Score], reasons: Sequence[tuple[str
 def print_scores_json(results: dict[str, tuple[Sequence[Score], Sequence[tuple[str, int]], str]]) -> None:
     """The same as one JSON object by task."""
     found = {
-        task: {
-            "scores": [{**asdict(s), "coverage": s.coverage} for s in scores],
-            "skipped": [{"reason": r, "rows": n} for r, n in why],
-            "file": where,
-        }
+        task: {"scores": list(scores), "skipped": [{"reason": r, "rows": n} for r, n in why], "file": where}
         for task, (scores, why, where) in results.items()
     }
     print(json.dumps(found, indent=2))

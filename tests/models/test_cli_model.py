@@ -60,6 +60,14 @@ def test_show_a_local_file(tmp_path):
     assert str(path) in run("show", str(path)).stdout
 
 
+def test_show_holds_the_count_against_the_files(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **BASE, "torch_dtype": "bfloat16"}))
+    counted = 2 * json.loads(run("show", str(tmp_path), "--json").stdout)["params_total"]
+    index = {"metadata": {"total_size": int(counted / 1.01)}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert "differs by +1.00%" in run("show", str(tmp_path)).stdout
+
+
 def test_show_refuses_in_one_line():
     result = run("show", "nobody", "--offline")
     assert isinstance(result.exception, PlannerError)
