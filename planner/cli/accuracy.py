@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -40,9 +41,10 @@ def accuracy(
     results = {}
     for task, path in files.items():
         scores, rows = run(task, path, out)
-        results[task] = (scores, reasons(rows), str(out / f"{task}.csv"))
+        facts = [{**asdict(s), "coverage": s.coverage} for s in scores]
+        results[task] = (facts, reasons(rows), str(out / f"{task}.csv"))
     if as_json:
-        print_scores_json(results)  # type: ignore[arg-type]
+        print_scores_json({**results})
         return
-    for task, (scores, why, where) in results.items():
-        print_scores(task, scores, why, where)
+    for task, (facts, why, where) in results.items():
+        print_scores(task, facts, why, where)

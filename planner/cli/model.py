@@ -67,7 +67,15 @@ def _memory(model: Any) -> dict[str, Any]:
         }
         for n in names
     ]
-    return {"weights": weights, "kv_cache": caches, "state_bytes_per_sequence": state_bytes_per_sequence(model)}
+    counted = weights_bytes(model, model.native_precision, engine="deepspeed_inference")
+    stored = model.checkpoint_bytes
+    difference = (counted / stored - 1) * 100 if stored else None
+    return {
+        "weights": weights,
+        "kv_cache": caches,
+        "state_bytes_per_sequence": state_bytes_per_sequence(model),
+        "counted_against_files_percent": difference,
+    }
 
 
 @app.command("list")

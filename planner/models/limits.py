@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from planner.models.precision import Precision
 from planner.models.spec import Attention, DenseMlp, LatentAttention, ModelSpec, MoeMlp, StateMixer
 
 VOCAB_MULTIPLE = 64
@@ -96,3 +97,28 @@ def copied_kv_heads(model: ModelSpec, tensor_parallel: int) -> str | None:
 def degrees(model: ModelSpec, most: int = 64) -> list[int]:
     """Tensor-parallel degrees up to `most` that the model allows."""
     return [tp for tp in range(1, most + 1) if tensor_parallel_problem(model, tp) is None]
+
+
+def precision_parallel_problem(
+    model: ModelSpec, precision: Precision, tensor_parallel: int, expert_parallel: int = 1
+) -> str | None:
+    """Why a quantised layout cannot be cut that way: each rank needs whole scale blocks or groups of the feed-forward.
+
+    vLLM refuses 128 x 128 fp8 blocks with a width per rank that is no multiple (fp8_utils.py, validate_fp8_block_shape)
+    and 4-bit groups cut apart (marlin_utils.py, verify_marlin_supports_shape). Methods without groups, MXFP4 (padded),
+    NF4 (blocks over the flattened matrix) and whole experts (expert parallel) have no such limit.
+    """
+    group = precision.group_size
+    if tensor_parallel == 1 or not group or precision.name in ("mxfp4", "bnb-nf4"):
+        return None
+    for layer, _ in model.layer_groups:
+        mlp, skipped = layer.mlp, model.unquantised_modules if precision.name == model.native_precision else ()
+        if isinstance(mlp, DenseMlp) and precision.quantises_dense_mlp and "dense_mlp" not in skipped:
+            width, ways = mlp.intermediate, tensor_parallel
+        elif isinstance(mlp, MoeMlp) and "experts" not in skipped:
+            width, ways = mlp.expert_intermediate, max(1, tensor_parallel // expert_parallel)
+        else:
+            continue
+        if width % (ways * group):
+            return f"a feed-forward width of {width} over {ways} ranks cuts {precision.name} blocks of {group} apart"
+    return None

@@ -285,10 +285,20 @@ class ModelSpec:
         body = sum(layer.active_params(self.hidden) * n for layer, n in self.layer_groups)
         return body + self.vocab * self.hidden + self.final_norm_params
 
+    @cached_property
+    def moe_share(self) -> float:
+        """Share of the layers that route tokens to experts."""
+        routed = sum(n for layer, n in self.layer_groups if isinstance(layer.mlp, MoeMlp))
+        return routed / max(1, len(self.layers))
+
     @property
     def is_moe(self) -> bool:
         """True when any layer routes tokens to experts."""
-        return any(isinstance(layer.mlp, MoeMlp) for layer, _ in self.layer_groups)
+        return self.moe_share > 0
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.name, self.hf_id, self.params_total))
 
     def __hash__(self) -> int:
-        return hash((self.name, self.hf_id, self.params_total))
+        return self._hash

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from typing import Any
 
-from planner.validate.accuracy import Score
+Score = dict[str, Any]
 
 
 def _percent(value: float | None) -> str:
@@ -14,44 +14,34 @@ def _percent(value: float | None) -> str:
 
 
 def print_scores(task: str, scores: Sequence[Score], reasons: Sequence[tuple[str, int]], where: str) -> None:
-    """One table a task: metric, class, rows, coverage, errors, and the reasons for what was left out."""
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title=f"{task}: predicted against measured", title_justify="left")
-    for name in ("metric", "class"):
-        table.add_column(name, overflow="fold")
-    for name in ("rows", "coverage", "median APE", "p95 APE", "mean APE", "bias", "in range"):
-        table.add_column(name, justify="right")
+    """A block of lines a metric: class, rows, coverage, errors; then the reasons for what was left out."""
+    print(f"{task}: predicted against measured (APE = absolute percentage error)")
+    print(f"{'':36}{'rows':>5}{'cover':>6}{'median':>8}{'p95':>8}{'mean':>8}{'bias':>8}{'in range':>9}")
+    metric = ""
     for s in scores:
-        if not s.predicted:
+        if not s["predicted"]:
             continue
-        inside = "-" if s.inside is None else f"{s.inside:.0%}"
-        errors = (_percent(s.median_ape), _percent(s.p95_ape), _percent(s.mean_ape), _percent(s.bias))
-        table.add_row(s.metric, s.group, str(s.rows), f"{s.coverage:.0%}", *errors, inside)
-    console = Console()
-    console.print(table)
-    alone = [s for s in scores if not s.predicted and s.group != "all"]
+        if s["metric"] != metric:
+            metric = s["metric"]
+            print(metric)
+        inside = "-" if s["inside"] is None else f"{s['inside']:.0%}"
+        errors = "".join(f"{_percent(s[name]):>8}" for name in ("median_ape", "p95_ape", "mean_ape", "bias"))
+        name = s["group"] if len(s["group"]) <= 33 else s["group"][:30] + "..."
+        print(f"  {name:<34}{s['rows']:>5}{s['coverage']:>6.0%}{errors}{inside:>9}")
+    alone = [s for s in scores if not s["predicted"] and s["group"] != "all"]
     if alone:
-        console.print(
-            f"  no prediction for {sum(s.rows for s in alone)} rows of {len({s.metric for s in alone})} metrics",
-            markup=False,
-        )
+        print(f"no prediction for {sum(s['rows'] for s in alone)} rows of {len({s['metric'] for s in alone})} metrics")
     for reason, count in reasons[:20]:
-        console.print(f"  skipped {count}: {reason}", highlight=False, markup=False)
+        print(f"skipped {count}: {reason}")
     if len(reasons) > 20:
-        console.print(f"  and {len(reasons) - 20} more reasons, see {where}", highlight=False, markup=False)
-    console.print(f"  every row: {where}", highlight=False, markup=False)
+        print(f"and {len(reasons) - 20} more reasons")
+    print(f"every row: {where}")
 
 
 def print_scores_json(results: dict[str, tuple[Sequence[Score], Sequence[tuple[str, int]], str]]) -> None:
     """The same as one JSON object by task."""
     found = {
-        task: {
-            "scores": [{**asdict(s), "coverage": s.coverage} for s in scores],
-            "skipped": [{"reason": r, "rows": n} for r, n in why],
-            "file": where,
-        }
+        task: {"scores": list(scores), "skipped": [{"reason": r, "rows": n} for r, n in why], "file": where}
         for task, (scores, why, where) in results.items()
     }
     print(json.dumps(found, indent=2))

@@ -52,7 +52,8 @@ def _print_bytes(found: dict[str, Any]) -> None:
     left = f" (other: {', '.join(found['not_in_that_precision'])})" if found["not_in_that_precision"] else ""
     print(f"  checkpoint: {native}{left}")
     if found["checkpoint_bytes"]:
-        print(f"    its files hold {found['checkpoint_bytes'] / GB:.2f} GB")
+        size, difference = found["checkpoint_bytes"] / GB, found["counted_against_files_percent"]
+        print(f"    its files hold {size:.2f} GB; the count from the config differs by {difference:+.2f}%")
     for row in found["weights"]:
         mark = " <- as published" if row["precision"] == native else ""
         print(

@@ -12,9 +12,34 @@ from planner.models.load import spec_from_config
 from planner.models.lookup import records
 
 BAD = [
-    None, -1, 0, 1, 1.5, 1e18, 10**18, float("nan"), float("inf"), float("-inf"), "", "abc", "128", [], {}, [1], [None], [[[]]],
-    {"a": 1}, True, False, "x" * 1000, [1e18] * 5, ["sliding_attention"], ["full_attention"] * 20000, -(10**30), {"0": {"head_dim": -1}},
-]  # fmt: skip
+    None,
+    -1,
+    0,
+    1,
+    1.5,
+    1e18,
+    10**18,
+    float("nan"),
+    float("inf"),
+    float("-inf"),
+    "",
+    "abc",
+    "128",
+    [],
+    {},
+    [1],
+    [None],
+    [[[]]],
+    {"a": 1},
+    True,
+    False,
+    "x" * 1000,
+    [1e18] * 5,
+    ["sliding_attention"],
+    ["full_attention"] * 20000,
+    -(10**30),
+    {"0": {"head_dim": -1}},
+]
 
 
 def places(tree, path=()):
@@ -53,7 +78,7 @@ def check(raw):
         assert "\n" not in text
         assert len(text) < 600
         return "refused"
-    assert 0 < model.params_active
+    assert model.params_active > 0
     assert model.params_total < 1e22
     assert len(model.layers) <= 10_000
     return "read"
@@ -67,14 +92,23 @@ def test_a_thousand_mutilated_configs():
     assert outcomes.count("read") > 60
 
 
-@pytest.mark.parametrize("raw", [None, [], "text", 7, {}, {"model_type": None}, {"model_type": "llama"}, {"model_type": 5}, {"text_config": []}])
+@pytest.mark.parametrize(
+    "raw",
+    [None, [], "text", 7, {}, {"model_type": None}, {"model_type": "llama"}, {"model_type": 5}, {"text_config": []}],
+)
 def test_what_is_no_config(raw):
     assert check(raw) == "refused"
 
 
 @pytest.mark.parametrize("layers", [0, -1, 1e18, 10**18, "32", float("nan"), True, [3], 10_001])
 def test_layer_counts_that_make_no_sense(layers):
-    raw = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128, "vocab_size": 320}
+    raw = {
+        "model_type": "llama",
+        "hidden_size": 64,
+        "num_attention_heads": 4,
+        "intermediate_size": 128,
+        "vocab_size": 320,
+    }
     assert check({**raw, "num_hidden_layers": layers}) == "refused"
     assert check({**raw, "num_hidden_layers": 2}) == "read"
 
@@ -121,18 +155,33 @@ def test_paths_without_a_config(tmp_path, name):
 def test_a_pattern_cannot_hang_the_reader():
     ignore = ["re:(a+)+$", "re:" + "(.*)" * 40, "*" * 200, "a" * 5000, "re:model\\.layers\\.\\d+\\.self_attn.*"]
     raw = {
-        "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 128,
-        "vocab_size": 320, "max_position_embeddings": 64,
-        "quantization_config": {"quant_method": "compressed-tensors", "ignore": ignore,
-                                "config_groups": {"g": {"weights": {"num_bits": 8, "type": "float"}}}},
-    }  # fmt: skip
+        "model_type": "llama",
+        "hidden_size": 64,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "intermediate_size": 128,
+        "vocab_size": 320,
+        "max_position_embeddings": 64,
+        "quantization_config": {
+            "quant_method": "compressed-tensors",
+            "ignore": ignore,
+            "config_groups": {"g": {"weights": {"num_bits": 8, "type": "float"}}},
+        },
+    }
     model = spec_from_config(raw, "x")
     assert model.unquantised_modules == ("attention",)
     assert any("not understood" in a for a in model.assumptions)
 
 
 def test_safetensors_headers_that_are_none(tmp_path):
-    raw = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128, "vocab_size": 320}
+    raw = {
+        "model_type": "llama",
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 128,
+        "vocab_size": 320,
+    }
     (tmp_path / "config.json").write_text(json.dumps(raw))
     for content in (b"", b"\xff" * 8, b"\x05" + b"\0" * 7 + b"[1,2]", b"\x02" + b"\0" * 7):
         (tmp_path / "model.safetensors").write_bytes(content)

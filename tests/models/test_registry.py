@@ -31,7 +31,18 @@ def test_parameters_equal_the_published_count(name):
 @pytest.mark.parametrize("name", RECORDS)
 def test_records_are_whole(name):
     record, model = RECORDS[name], load_model(name)
-    assert set(record) <= {"id", "aliases", "also", "params", "published", "tolerance", "source", "gated", "license", "config"}
+    assert set(record) <= {
+        "id",
+        "aliases",
+        "also",
+        "params",
+        "published",
+        "tolerance",
+        "source",
+        "gated",
+        "license",
+        "config",
+    }
     assert record["params"] or record["published"]
     assert record["source"]
     assert model.hf_id == name

@@ -48,8 +48,15 @@ def test_encoder_decoders(name):
 
 @pytest.mark.parametrize("kind", ["helium", "nanochat", "doge"])
 def test_unknown_families_are_counted_by_transformers(kind):
-    fields = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 4,
-              "head_dim": 16, "intermediate_size": 128, "vocab_size": 320}  # fmt: skip
+    fields = {
+        "hidden_size": 64,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "head_dim": 16,
+        "intermediate_size": 128,
+        "vocab_size": 320,
+    }
     count, raw = built(kind, fields, "AutoModelForCausalLM")
     model = spec_from_config({**raw, "model_type": kind}, kind)
     assert model.params_total == count

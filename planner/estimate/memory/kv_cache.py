@@ -131,18 +131,19 @@ def _grouped(buckets: dict[Bucket, int], states: list[float], rules: KvRules, fi
     if states:
         block *= max(1, -(-int(max(states)) // int(widest * rules.block_tokens)))
     page = widest * block
-    kinds: dict[tuple[int, bool], int] = {}
-    for (window, chunked, per_token), count in buckets.items():
-        narrower = int(widest / per_token) if widest % per_token == 0 else 1
-        kinds[window, chunked] = kinds.get((window, chunked), 0) + -(-count // narrower)
-    counts = [*kinds.values(), *([len(states)] if states else [])]
+    counts = [*buckets.values(), *([len(states)] if states else [])]
     size = max(counts) if max(counts) < min(counts) * rules.group_ratio else min(counts)
-    padded = {kind: -(-count // size) * size for kind, count in kinds.items()}
-    full = sum(n * page for (window, _), n in padded.items() if not window)
-    windows = tuple(WindowCost(w, c, n * page) for (w, c), n in padded.items() if w)
+    full, windows = 0.0, []
+    for (window, chunked, per_token), count in buckets.items():
+        each = per_token * block if widest % per_token == 0 else page
+        total = -(-count // size) * size * each
+        if window:
+            windows.append(WindowCost(window, chunked, total))
+        else:
+            full += total
     state_pages = -(-len(states) // size) * size * page
     groups = sum(-(-count // size) for count in counts)
-    return StageKv(block, full, windows, fixed + state_pages, size * page, groups)
+    return StageKv(block, full, tuple(windows), fixed + state_pages, size * page, groups)
 
 
 @lru_cache(maxsize=65536)

@@ -85,6 +85,9 @@ class MemoryRules:
     verified: bool
     reserve_share: float = 0.0
 
+    def __hash__(self) -> int:
+        return hash((self.engine, self.until))
+
 
 def version_key(version: str) -> tuple[int, ...]:
     """(0, 19, 0) of '0.19.0', '~0.19', 'v0.19.0.dev3'; () when there is no number."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from planner.estimate.memory.rules import MemoryRules
-from planner.models.spec import ModelSpec, MoeMlp
+from planner.models.spec import ModelSpec
 from planner.space.shard import Shard
 from planner.units import GIB
 
@@ -32,8 +32,7 @@ def graphs_bytes(rules: MemoryRules, model: ModelSpec, tensor_parallel: int, sta
     Least squares over the vLLM 0.19 logs on H100 (engines/memory.yaml): median error 7%, 95th percentile 22%.
     """
     g = rules.graphs
-    moe = sum(n for layer, n in model.layer_groups if isinstance(layer.mlp, MoeMlp)) / max(1, len(model.layers))
     per_layer = (
         g.per_layer_gib + model.hidden * g.per_layer_hidden_gib - math.log2(tensor_parallel) * g.per_layer_tp_gib
     )
-    return (g.base_gib + stage_layers * (max(0.0, per_layer) + moe * g.moe_layer_gib)) * GIB
+    return (g.base_gib + stage_layers * (max(0.0, per_layer) + model.moe_share * g.moe_layer_gib)) * GIB

@@ -79,11 +79,14 @@ def stage_costs(model: ModelSpec, shard: Shard, rules: MemoryRules) -> tuple[Sta
     weights = stage_weights_bytes(model, shard.precision, tp, pp, shard.expert_parallel, adp, rules)
     caches = stages_kv(model, shard.kv_dtype, tp, pp, adp, rules)
     runtime = shard_runtime_bytes(rules, shard)
-    found: dict[StageCost, None] = {}
+    found: dict[tuple[object, ...], StageCost] = {}
     for i, size in enumerate(stage_sizes(len(model.layers), pp)):
-        act = activation_cost(model, shard.precision.name, tp, adp, i == pp - 1, rules)
-        found[StageCost(weights[i], graphs_bytes(rules, model, tp, size), runtime, act, caches[i])] = None
-    return tuple(found)
+        kv, last = caches[i], i == pp - 1
+        key = (weights[i], size, last, kv.full_block_bytes, kv.fixed_bytes, kv.windows)
+        if key not in found:
+            act = activation_cost(model, shard.precision.name, tp, adp, last, rules)
+            found[key] = StageCost(weights[i], graphs_bytes(rules, model, tp, size), runtime, act, kv)
+    return tuple(found.values())
 
 
 _COLUMNS = 12
