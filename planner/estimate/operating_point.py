@@ -7,7 +7,7 @@ every latency limit are found by bisection over all pairs at once, with the one 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from planner.engines.records import EngineSpec
 from planner.errors import PlannerError
 from planner.estimate.memory.serving import MemoryTable, ServingMemory, ServingRows, table_memory
-from planner.estimate.time.serving import LoadRows, ServingTime, serving_time
+from planner.estimate.time.serving import LoadRows, ServingCurves, ServingTime, serving_curves, time_under_load
+from planner.estimate.time.steps import StepTable
 from planner.models.spec import ModelSpec
 from planner.request import Limits, Workload
 from planner.space.shard import Shard
@@ -54,7 +55,8 @@ class Pairs:
     workload: Workload
     groups: IntArray
     memory_table: MemoryTable | None
-    step_table: Any
+    curves: ServingCurves | None
+    curve_of: IntArray | None
 
     def memory(self, which: IntArray, max_num_seqs: IntArray) -> ServingMemory:
         """Memory of the pairs `which` with so many sequences in each attention group."""
@@ -77,17 +79,24 @@ class Pairs:
 
         cap: most running sequences of an attention group.
         """
-        n = len(which)
+        if self.curves is None or self.curve_of is None:
+            raise PlannerError("there are no pairs to time")
         by_users = self.workload.concurrency is not None
-        rows = LoadRows(
-            shard=self.shard[which],
-            engine=self.engine[which],
-            rate_per_s=None if by_users else load,
-            concurrency=load if by_users else None,
-            max_num_batched_tokens=np.full(n, self.settings.max_num_batched_tokens, dtype=np.int64),
-            max_num_seqs=cap * self.groups[which],
-        )
-        return serving_time(self.model, self.step_table, self.engines, rows, self.workload)
+        rows = self._load_rows(which, None if by_users else load, load if by_users else None, cap * self.groups[which])
+        return time_under_load(self.curves, self.curve_of[which], rows, self.workload)
+
+    def _load_rows(self, which: IntArray, rate: FloatArray | None, users: FloatArray | None, cap: IntArray | None) -> LoadRows:
+        batched = np.full(len(which), self.settings.max_num_batched_tokens, dtype=np.int64)
+        return LoadRows(self.shard[which], self.engine[which], rate, users, batched, cap)
+
+    def timed(self, which: IntArray, shards: Sequence[Shard], shard: IntArray, table: StepTable) -> Pairs:
+        """The same pairs with the curves of the pairs `which`; shards and shard: those of the step table."""
+        pairs = replace(self, shards=shards, shard=shard)
+        rows = pairs._load_rows(which, np.zeros(len(which)), None, None)
+        curves = serving_curves(table, self.engines, rows, self.workload)
+        curve_of = np.zeros(len(shard), dtype=np.int64)
+        curve_of[which] = curves.row
+        return replace(pairs, curves=curves, curve_of=curve_of)
 
 
 def grid_at_least(count: FloatArray) -> IntArray:

@@ -227,7 +227,7 @@ def _pairs(model: ModelSpec, space: Space, settings: Settings, request: ServeReq
         workload = Workload(workload.input_tokens, workload.output_tokens, None, 1)
     groups = np.array([s.attention_data_parallel for s in space.shards], dtype=np.int64)[index[:, 0]]
     table = memory_table(model, space.shards, space.engines, space.pairs) if len(index) else None
-    return Pairs(model, space.shards, space.engines, index[:, 0], index[:, 1], settings, workload, groups, table, None)
+    return Pairs(model, space.shards, space.engines, index[:, 0], index[:, 1], settings, workload, groups, table, None, None)
 
 
 def _estimable(pairs: Pairs, near_miss: float, pruned: Counter[str]) -> tuple[Pairs, IntArray]:
@@ -245,9 +245,8 @@ def _estimable(pairs: Pairs, near_miss: float, pruned: Counter[str]) -> tuple[Pa
     position = np.full(len(pairs.shards), -1, dtype=np.int64)
     position[used] = np.arange(len(used))
     shards = tuple(pairs.shards[i] for i in used)
-    return replace(
-        pairs, shards=shards, shard=position[pairs.shard], step_table=step_table(pairs.model, shards, pairs.workload)
-    ), alive
+    table = step_table(pairs.model, shards, pairs.workload)
+    return pairs.timed(alive, shards, position[pairs.shard], table), alive
 
 
 def _operate(pairs: Pairs, alive: IntArray, request: ServeRequest) -> PairRows:

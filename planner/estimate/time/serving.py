@@ -102,7 +102,7 @@ class ServingTime:
 
 
 @dataclass(frozen=True)
-class _Curves:
+class ServingCurves:
     """U curves over the grid of N: one array (U, G) per quantity, and which curve each row uses."""
 
     values: dict[str, FloatArray]
@@ -193,7 +193,10 @@ def batch_prefill_s(
     return np.asarray(np.maximum(kernels, eager) + timing.step_s[engine] + timing.sequence_s[engine] * batch)
 
 
-def _curves(table: StepTable, engines: Sequence[EngineSpec], rows: LoadRows, workload: Workload) -> _Curves:
+def serving_curves(
+    table: StepTable, engines: Sequence[EngineSpec], rows: LoadRows, workload: Workload
+) -> ServingCurves:
+    """Curves of all rows, made once: they do not depend on the load, so any load of these rows is read from them."""
     timing = engine_timing(engines)
     budgets, which = np.unique(rows.max_num_batched_tokens, return_inverse=True)
     code = (rows.shard * len(engines) + rows.engine) * len(budgets) + which
@@ -212,7 +215,7 @@ def _curves(table: StepTable, engines: Sequence[EngineSpec], rows: LoadRows, wor
         if mask.any():
             for name, value in make(table, timing, keys[mask], workload).items():
                 values[name][mask] = value
-    return _Curves(values, row.astype(np.int64), timing.request_s[keys[:, 1]])
+    return ServingCurves(values, row.astype(np.int64), timing.request_s[keys[:, 1]])
 
 
 def _locate(curve: FloatArray, row: IntArray, target: FloatArray) -> tuple[IntArray, FloatArray]:
@@ -241,8 +244,13 @@ def serving_time(
     model: ModelSpec, table: StepTable, engines: Sequence[EngineSpec], rows: LoadRows, workload: Workload
 ) -> ServingTime:
     """Latency, throughput and stability of every row. Shapes (R,); seconds; equations in the module's docstring."""
-    curves = _curves(table, engines, rows, workload)
-    v, row = curves.values, curves.row
+    curves = serving_curves(table, engines, rows, workload)
+    return time_under_load(curves, curves.row, rows, workload)
+
+
+def time_under_load(curves: ServingCurves, row: IntArray, rows: LoadRows, workload: Workload) -> ServingTime:
+    """The load of `rows` on the curves numbered `row` (shard, engine and token budget of rows are not looked at)."""
+    v = curves.values
     cap = (
         np.full(len(row), _SEQUENCES[-1])
         if rows.max_num_seqs is None
