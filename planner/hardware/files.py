@@ -64,7 +64,7 @@ def read_mapping(file: CatalogFile) -> dict[str, dict[str, Any]]:
         raise file.fail(
             f"line {mark.line + 1}" if mark else "", f"not valid YAML ({getattr(error, 'problem', None) or error})"
         ) from None
-    except (RecursionError, ValueError) as error:
+    except (RecursionError, ValueError, TypeError, AttributeError, LookupError, OverflowError) as error:  # odd tags
         raise file.fail("", f"not usable YAML ({type(error).__name__}: {str(error)[:80]})") from None
     if data is None:
         return {}
@@ -109,17 +109,16 @@ def read_rows(
         return
     numbers = [n for n, _ in lines]
     reader = csv.reader((line for _, line in lines), strict=True)
-    at = numbers[0]
     try:
         header = [h.strip() for h in next(reader)]
-        _check_header(file, at, header, required, optional)
-        for number, row in zip(numbers[1:], reader, strict=False):
-            at = number
+        _check_header(file, numbers[0], header, required, optional)
+        for row in reader:
+            number = numbers[reader.line_num - 1]
             if len(row) != len(header):
                 raise file.fail(f"line {number}", f"has {len(row)} fields, the header has {len(header)}")
             yield number, dict(zip(header, map(str.strip, row), strict=True))
     except csv.Error as error:
-        raise file.fail(f"line {at}", f"not valid CSV ({error})") from None
+        raise file.fail(f"line {numbers[reader.line_num - 1]}", f"not valid CSV ({error})") from None
 
 
 def _check_header(

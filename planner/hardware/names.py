@@ -30,6 +30,12 @@ def gpu_names(catalog: Catalog) -> dict[str, str]:
     return table
 
 
+def _beginnings(name: str) -> set[str]:
+    """Keys of the whole words a name begins with: 'v100-sxm2-16' gives 'v100' and 'v100sxm2'."""
+    words = name.split("-")
+    return {name_key("".join(words[:n])) for n in range(1, len(words))} - {""}
+
+
 def find_gpu(name: str, catalog: Catalog) -> Gpu:
     """The GPU that `name` means: its catalog name or an alias, whatever the case, spaces, '-' or '_'.
 
@@ -42,7 +48,7 @@ def find_gpu(name: str, catalog: Catalog) -> Gpu:
     table = gpu_names(catalog)
     if key in table:
         return catalog.gpus[table[key]]
-    family = sorted({gpu for other, gpu in table.items() if key and len(key) > 1 and other.startswith(key)})
+    family = sorted(gpu for gpu in catalog.gpus if key in _beginnings(gpu))
     if len(family) == 1:
         return catalog.gpus[family[0]]
     if family:

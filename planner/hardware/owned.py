@@ -36,7 +36,7 @@ def owned_offers(text: str, fabric_gbps: float | None, catalog: Catalog) -> tupl
 
     text: items separated by commas, each [MACHINESx][GPUSx]GPU with an optional '+nvlink' for cards joined by a bridge.
     Without it the link is the GPU's default. fabric_gbps: Gbit/s of one machine towards the others; RDMA is assumed
-    from 200 Gbit/s, TCP below; without it a replica cannot span machines (owned_notes says so). vCPUs and RAM are unknown.
+    from 200 Gbit/s, TCP below; without it no replica spans machines (owned_notes says so). vCPUs and RAM are unknown.
     Errors: UnknownNameError for the GPU, InvalidValueError for counts, fabric, or more GPUs than the link joins.
     """
     if fabric_gbps is not None and (not math.isfinite(fabric_gbps) or not 0 < fabric_gbps <= 1e6):

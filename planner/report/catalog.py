@@ -104,8 +104,9 @@ def print_offers(offers: Sequence[Offer], total: int) -> None:
     from rich.table import Table
 
     table = Table(box=box.SIMPLE)
-    for heading in ("USD/GPU-h", "USD/h", "GPUs", "GPU", "provider", "instance type", "region", "tier", "observed"):
-        table.add_column(heading, justify="right" if "USD" in heading or heading == "GPUs" else "left", no_wrap=True)
+    numbers = ("USD/GPU-h", "USD/h", "GPUs")
+    for heading in (*numbers, "GPU", "provider", "instance type", "region", "tier", "observed"):
+        table.add_column(heading, justify="right" if heading in numbers else "left", overflow="fold")
     for offer in offers:
         one, price = offer.instance, offer.price
         cost = (f"{offer.usd_per_gpu_hour:.2f}", f"{price.usd_per_hour:.2f}", str(one.gpu_count), one.gpu.name)

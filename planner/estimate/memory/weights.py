@@ -34,74 +34,96 @@ def plain_bytes(precision: Precision) -> float:
 
 
 class _Layout:
-    """Bytes per weight of each module class of this model in this precision on this engine."""
+    """Bytes per weight of each module class at a layer, of this model in this precision on this engine."""
 
     def __init__(self, model: ModelSpec, precision: Precision, rules: MemoryRules) -> None:
-        self.model, self.precision, self.rules = model, precision, rules
+        self.precision, self.rules = precision, rules
         self.plain = plain_bytes(precision)
-        q = precision.bytes_per_weight
         native = precision.name == model.native_precision
-        skipped = set(model.unquantised_modules) if native else set()
-        self.stated = bool(skipped)
-
-        def of(module: str, method: bool) -> float:
-            converts = module not in skipped if self.stated else method
-            return q if converts else self.plain
-
+        self.exceptions = _exceptions(model.unquantised_modules) if native else {}
         dense = precision.quantises_dense_mlp
-        self.attention = of("attention", precision.quantises_attention)
-        self.state = of("state", precision.quantises_attention and dense)
-        self.dense, self.shared = of("dense_mlp", dense), of("shared_experts", dense)
-        self.experts = of("experts", True)
-        self.embedding = q if precision.quantises_embedding else self.plain
-        self.head = of("lm_head", precision.quantises_lm_head) if not model.tie_embeddings else self.embedding
-        self.tower = self.plain
+        self.method = {
+            "attention": precision.quantises_attention,
+            "state": precision.quantises_attention and dense,
+            "dense_mlp": dense,
+            "shared_experts": dense,
+            "experts": True,
+            "lm_head": precision.quantises_lm_head,
+            "embedding": precision.quantises_embedding,
+        }
+        self.embedding = self.of("embedding", -1)
+        self.head = self.of("lm_head", -1) if not model.tie_embeddings else self.embedding
+        self.by_layer = any(layers is not None for rows in self.exceptions.values() for layers, _ in rows)
+
+    def of(self, module: str, layer: int) -> float:
+        """Bytes per weight of the module class in that layer."""
+        for layers, other in self.exceptions.get(module, ()):
+            if layers is None or layer in layers:
+                return precision_named(other).bytes_per_weight if other else self.plain
+        return self.precision.bytes_per_weight if self.method[module] else self.plain
 
 
-def _split(amount: float, ways: int) -> float:
-    return amount / ways
+def _exceptions(entries: tuple[str, ...]) -> dict[str, list[tuple[frozenset[int] | None, str]]]:
+    """'attention@0-2=fp8' entries by module class: (layers or None for all, other precision or '')."""
+    found: dict[str, list[tuple[frozenset[int] | None, str]]] = {}
+    for entry in entries:
+        text, _, other = entry.partition("=")
+        module, _, ranges = text.partition("@")
+        layers: set[int] = set()
+        for part in ranges.split(",") if ranges else ():
+            low, _, high = part.partition("-")
+            layers.update(range(int(low), int(high or low) + 1))
+        found.setdefault(module, []).append((frozenset(layers) if ranges else None, other))
+    return found
 
 
-def mixer_bytes(mixer: Mixer, hidden: int, lay: _Layout, ways: int) -> float:
+def mixer_bytes(mixer: Mixer, hidden: int, lay: _Layout, ways: int, index: int = 0) -> float:
     """One token mixer cut over `ways` ranks; key/value heads are copied when there are fewer than ranks, MLA's
     down-projections and norms are on every rank."""
-    per = lay.attention
+    per = lay.of("attention", index)
     if isinstance(mixer, Attention):
         heads, kv = -(-mixer.heads // ways), max(1, -(-mixer.kv_heads // ways))
         if mixer.shared_kv:
             kv = 0
         q = heads * mixer.head_dim
-        matrices = hidden * (q * (2 if mixer.output_gate else 1) + kv * (mixer.head_dim + mixer.value_dim) + heads * mixer.value_dim)
+        matrices = hidden * (
+            q * (2 if mixer.output_gate else 1) + kv * (mixer.head_dim + mixer.value_dim) + heads * mixer.value_dim
+        )
         rest = q * mixer.q_bias + kv * (mixer.head_dim + mixer.value_dim) * mixer.kv_bias + hidden * mixer.o_bias
         return matrices * per + (rest + mixer.qk_norm_params + (heads if mixer.sinks else 0)) * lay.plain
     if isinstance(mixer, LatentAttention):
-        whole = hidden * (mixer.kv_lora_rank + mixer.qk_rope_head_dim) + (hidden * mixer.q_lora_rank if mixer.q_lora_rank else 0)
+        whole = hidden * (mixer.kv_lora_rank + mixer.qk_rope_head_dim) + (
+            hidden * mixer.q_lora_rank if mixer.q_lora_rank else 0
+        )
         norms = mixer.kv_lora_rank + (mixer.q_lora_rank or 0)
         cut = mixer.params(hidden) - whole - norms - mixer.extra_params
         return (whole + cut / ways) * per + norms * lay.plain + mixer.extra_params * lay.plain
-    return mixer.params(hidden) / ways * lay.state
+    return mixer.params(hidden) / ways * lay.of("state", index)
 
 
-def expert_bytes(mlp: MoeMlp, hidden: int, lay: _Layout, tensor_parallel: int, expert_parallel: int) -> float:
+def expert_bytes(  # noqa: PLR0917 (axes of a shard)
+    mlp: MoeMlp, hidden: int, lay: _Layout, tensor_parallel: int, expert_parallel: int, index: int = 0
+) -> float:
     """Routed experts on one rank: experts / expert_parallel, each cut over tensor_parallel / expert_parallel ranks."""
     width, cut = mlp.expert_hidden or hidden, max(1, tensor_parallel // expert_parallel)
     count = -(-mlp.experts // expert_parallel)
     inter = -(-mlp.expert_intermediate // cut)
     matrices = 3 if mlp.gated else 2
     bias = ((matrices - 1) * inter + width) * mlp.expert_bias * lay.plain
-    if lay.precision.name == "mxfp4" and lay.experts != lay.plain:
+    per = lay.of("experts", index)
+    if lay.precision.name == "mxfp4" and per != lay.plain:
         pad = lay.rules.mxfp4
         full = _round(width, pad.hidden_multiple) * _round(inter, pad.intermediate_multiple)
         scales = (full if pad.pads_scales else width * inter) * lay.precision.overhead_bits / 8
         return count * (matrices * (full * lay.precision.bits / 8 + scales) + bias)
-    return count * (matrices * width * inter * lay.experts + bias)
+    return count * (matrices * width * inter * per + bias)
 
 
 def _round(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
 
 
-def mlp_bytes(layer: Layer, hidden: int, lay: _Layout, cuts: tuple[int, int, int]) -> float:
+def mlp_bytes(layer: Layer, hidden: int, lay: _Layout, cuts: tuple[int, int, int], index: int = 0) -> float:
     """Feed-forward of one layer; cuts = (dense ways, tensor_parallel, expert_parallel)."""
     ways, tp, ep = cuts
     mlp = layer.mlp
@@ -109,16 +131,25 @@ def mlp_bytes(layer: Layer, hidden: int, lay: _Layout, cuts: tuple[int, int, int
         return 0.0
     if isinstance(mlp, DenseMlp):
         bias = (mlp.params(hidden) - DenseMlp(mlp.intermediate, mlp.gated).params(hidden)) * lay.plain
-        return DenseMlp(mlp.intermediate, mlp.gated).params(hidden) / ways * lay.dense + bias / ways
-    routed = expert_bytes(mlp, hidden, lay, tp, ep)
-    return routed + mlp.shared_params(hidden) / ways * lay.shared + (mlp.router_params + mlp.extra_params) * lay.plain
+        return DenseMlp(mlp.intermediate, mlp.gated).params(hidden) / ways * lay.of("dense_mlp", index) + bias / ways
+    routed = expert_bytes(mlp, hidden, lay, tp, ep, index)
+    return (
+        routed
+        + mlp.shared_params(hidden) / ways * lay.of("shared_experts", index)
+        + (mlp.router_params + mlp.extra_params) * lay.plain
+    )
 
 
 @lru_cache(maxsize=65536)
-def stage_weights_bytes(
-    model: ModelSpec, precision: Precision, tensor_parallel: int, pipeline_parallel: int, expert_parallel: int,
-    attention_data_parallel: int, rules: MemoryRules,
-) -> tuple[float, ...]:  # fmt: skip
+def stage_weights_bytes(  # noqa: PLR0917 (axes of a shard)
+    model: ModelSpec,
+    precision: Precision,
+    tensor_parallel: int,
+    pipeline_parallel: int,
+    expert_parallel: int,
+    attention_data_parallel: int,
+    rules: MemoryRules,
+) -> tuple[float, ...]:
     """Bytes of weights on one rank of each stage, shape (pipeline_parallel,).
 
     Embedding on the first stage, head and final norm on the last (a tied head is held on both); norms, router and
@@ -128,19 +159,21 @@ def stage_weights_bytes(
     ways = max(1, tensor_parallel // attention_data_parallel)
     cuts, made = (ways, tensor_parallel, expert_parallel), {}
     vocab = _round(_round(model.vocab, rules.vocab_multiple), ways) / ways * hidden
-    totals = []
+    totals, index = [], 0
     stages = stage_layers(model, pipeline_parallel)
     for number, layers in enumerate(stages):
         total = 0.0
         for layer in layers:
-            if layer not in made:
-                mixers = sum(mixer_bytes(m, hidden, lay, ways) for m in layer.mixers)
-                made[layer] = mixers + mlp_bytes(layer, hidden, lay, cuts) + layer.norm_params * lay.plain
-            total += made[layer]
+            key = (id(layer), index if lay.by_layer else 0)
+            if key not in made:
+                mixers = sum(mixer_bytes(m, hidden, lay, ways, index) for m in layer.mixers)
+                made[key] = mixers + mlp_bytes(layer, hidden, lay, cuts, index) + layer.norm_params * lay.plain
+            total += made[key]
+            index += 1
         first, last = number == 0, number == len(stages) - 1
         if first:
             total += vocab * lay.embedding + model.embedding_extra_params * lay.plain
-            total += sum(t.params for t in model.towers if t.loaded) * lay.tower / ways
+            total += sum(t.params for t in model.towers if t.loaded) * lay.plain / ways
         if last:
             total += model.final_norm_params * lay.plain + (model.vocab / ways * lay.plain if model.lm_head_bias else 0)
             if not (model.tie_embeddings and first):
@@ -150,21 +183,33 @@ def stage_weights_bytes(
 
 
 def rope_cache_bytes(model: ModelSpec, rules: MemoryRules, bytes_per_element: float) -> float:
-    """Table of cosines and sines that vLLM keeps for every position: max_context x rotary width x bytes.
+    """Tables of cosines and sines that vLLM keeps for every position (model.attributes['rope_elements']).
 
-    Seen in logs: Llama-3.1-8B loads at 14.99 GiB, 0.03 above its parameters; in fp32 0.06.
+    Seen in logs: Llama-3.1-8B loads 0.03 GiB above its parameters (0.06 in fp32), Llama-4-Scout 2.5 GiB.
     """
-    if not rules.rope_cache or model.embedding_extra_params > model.hidden * 2:
-        return 0.0
-    widths = {m.qk_rope_head_dim if isinstance(m, LatentAttention) else m.head_dim for layer, _ in model.layer_groups for m in layer.mixers if isinstance(m, Attention | LatentAttention)}
-    share = float(model.attributes.get("rotary_share", "1"))
-    return max(widths, default=0) * share * min(model.max_context, 1_048_576) * bytes_per_element
+    return int(model.attributes.get("rope_elements", "0")) * bytes_per_element if rules.rope_cache else 0.0
 
 
-def weights_bytes(
-    model: ModelSpec, precision: Precision | str, tensor_parallel: int = 1, pipeline_parallel: int = 1,
-    expert_parallel: int = 1, attention_data_parallel: int = 1, engine: str = "vllm", version: str = "",
-) -> float:  # fmt: skip
+def weights_bytes(  # noqa: PLR0917 (axes of a shard)
+    model: ModelSpec,
+    precision: Precision | str,
+    tensor_parallel: int = 1,
+    pipeline_parallel: int = 1,
+    expert_parallel: int = 1,
+    attention_data_parallel: int = 1,
+    engine: str = "vllm",
+    version: str = "",
+) -> float:
     """Bytes of weights on the fullest rank of a replica; see stage_weights_bytes."""
     chosen = precision_named(precision) if isinstance(precision, str) else precision
-    return max(stage_weights_bytes(model, chosen, tensor_parallel, pipeline_parallel, expert_parallel, attention_data_parallel, memory_rules(engine, version)))
+    return max(
+        stage_weights_bytes(
+            model,
+            chosen,
+            tensor_parallel,
+            pipeline_parallel,
+            expert_parallel,
+            attention_data_parallel,
+            memory_rules(engine, version),
+        )
+    )
