@@ -172,7 +172,9 @@ def main() -> None:
                 "# measured / predicted on the training half of public serving measurements (scripts/fit_serving.py).\n# so wide that a group (model, GPU, engine) left out finds 80% of its rows inside. rows: residuals behind it; a class with fewer than 20\n# rows or 3 groups takes the one above it. same_as: metrics nobody measured apart.\n"
             )
             yaml.safe_dump(
-                {"same_as": {"e2e": "tpot", "ttft_p95": "ttft", "ttft_p99": "ttft"}, "factors": factors}, out, sort_keys=True
+                {"same_as": {"e2e": "tpot", "ttft_p95": "ttft", "ttft_p99": "ttft"}, "factors": factors},
+                out,
+                sort_keys=True,
             )
     report(rows, catalog)
 

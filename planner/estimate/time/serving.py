@@ -136,7 +136,10 @@ def _continuous(table: StepTable, timing: EngineTiming, keys: IntArray, workload
     shape = (len(keys), len(_SEQUENCES))
     shard, engine = np.broadcast_to(keys[:, :1], shape), np.broadcast_to(keys[:, 1:2], shape)
     stages = table.pipeline[shard]
-    p, steps = float(workload.input_tokens), max(float(workload.output_tokens) - 1.0, 1e-9)
+    p, steps = (
+        float(workload.input_tokens),
+        max(float(workload.output_tokens) - 1.0, 1.0),
+    )  # a one-token answer still takes a step
     budget = np.maximum(keys[:, 2:3].astype(float), 16.0)
     # beyond (o - 1) budget / (p + o - 1) sequences every step is full of prompt tokens: the population stops there
     n = np.minimum(np.broadcast_to(_SEQUENCES, shape), np.maximum(steps * budget * stages / (p + steps), 0.01))
