@@ -182,7 +182,7 @@ def test_closed_loop_against_simulation(users):
 
 def test_one_token_answers_are_bound_by_prefill_alone():
     work = Workload(1024, 1)
-    table, timing, step = des_step(work)
+    table, _, step = des_step(work)
     found = run(np.array([0.1, 5.0, 1e3]), table=table, work=work)
     prefill_rate = 8 / step(1, 8192)  # eight prompts of 1024 fill a step
     assert found.max_rate_per_s[0] == pytest.approx(prefill_rate, rel=0.15)
