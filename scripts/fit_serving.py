@@ -20,7 +20,8 @@ from planner.errors import PlannerError
 from planner.estimate.time import engine_time
 from planner.estimate.time.surfaces import surface_of
 from planner.hardware.catalog import load_catalog
-from planner.validate.accuracy_serving import METRICS, _SkipError, read_case, replay
+from planner.validate.accuracy_serving import replay
+from planner.validate.serving_rows import METRICS, SkipError, read_case
 
 BOUNDS = {
     "step_overhead_us": (50, 40000),
@@ -50,8 +51,8 @@ def loss(rows: list[dict[str, str]], catalog) -> float:
 def engine_of(row: dict[str, str], catalog) -> tuple[str, str] | None:
     """Engine and generation a row is read as; None when it is skipped."""
     try:
-        case = read_case(0, {**row, "_server_tok_s": ""}, catalog)
-    except (_SkipError, PlannerError):
+        case = read_case(0, row, catalog)
+    except (SkipError, PlannerError):
         return None
     return case.engine.name, case.engine.version
 
@@ -103,7 +104,7 @@ def intervals(rows: list[dict[str, str]], catalog) -> dict[str, dict[str, float]
     for row, found in zip(rows, replay(rows, catalog), strict=True):
         edge = row["load_kind"] == "mlperf_server" and row["metric"] != "output_tok_s_total"
         if found.predicted and training(row) and not edge:
-            case = read_case(0, {**row, "_server_tok_s": "1"}, catalog)
+            case = read_case(0, row, catalog)
             klass = "borrowed" if surface_of(case.shard.gpu).borrowed else "measured"
             metric, ratio = METRICS[row["metric"]], float(row["value"]) / found.predicted
             group = (case.engine.name, row["model"], row["gpu"])
@@ -171,7 +172,9 @@ def main() -> None:
                 "# measured / predicted on the training half of public serving measurements (scripts/fit_serving.py).\n# so wide that a group (model, GPU, engine) left out finds 80% of its rows inside. rows: residuals behind it; a class with fewer than 20\n# rows or 3 groups takes the one above it. same_as: metrics nobody measured apart.\n"
             )
             yaml.safe_dump(
-                {"same_as": {"e2e": "tpot", "ttft_p95": "ttft_p99"}, "factors": factors}, out, sort_keys=True
+                {"same_as": {"e2e": "tpot", "ttft_p95": "ttft", "ttft_p99": "ttft"}, "factors": factors},
+                out,
+                sort_keys=True,
             )
     report(rows, catalog)
 

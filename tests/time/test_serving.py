@@ -178,3 +178,25 @@ def test_closed_loop_against_simulation(users):
     found = run(users=users, table=table)
     assert found.ttft_mean_s[0] - timing.request_s[0] == pytest.approx(seen.ttft_s[keep].mean(), rel=0.25)
     assert found.tpot_s[0] == pytest.approx(seen.tpot_s[keep].mean(), rel=0.08)
+
+
+def test_one_token_answers_are_bound_by_prefill_alone():
+    work = Workload(1024, 1)
+    table, _, step = des_step(work)
+    found = run(np.array([0.1, 5.0, 1e3]), table=table, work=work)
+    prefill_rate = 8 / step(1, 8192)  # eight prompts of 1024 fill a step
+    assert found.max_rate_per_s[0] == pytest.approx(prefill_rate, rel=0.15)
+    assert found.e2e_s[0] == found.ttft_mean_s[0] < found.ttft_mean_s[1]
+    assert not found.stable[2]
+
+
+@given(st.sampled_from([(16, 4096), (30000, 16), (1, 1), (100_000, 1000)]), st.sampled_from([16, 512, 16384]))
+@settings(max_examples=12, deadline=None)
+def test_odd_lengths_and_budgets_stay_finite(lengths, budget):
+    work = Workload(*lengths)
+    table = step_table(LLAMA31_70B, SHARDS, work)
+    for who in (0, 2):
+        for load in ({"rate": np.full(4, 1e-5)}, {"users": np.array([1, 7, 300, 100_000])}):
+            found = run(**load, shards=np.arange(4), engines=who, budget=budget, table=table, work=work)
+            assert all(np.isfinite(getattr(found, item)).all() for item in LATENCIES)
+            assert np.all(found.ttft_p95_s >= found.ttft_mean_s * 0.999)

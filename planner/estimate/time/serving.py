@@ -72,7 +72,7 @@ _FIELDS = ("sequences", "rate", "tpot", "ttft", "p95", "stay", "closed_ttft", "c
 class LoadRows:
     """R rows to time: indices into the shards and engines, the load of one replica (exactly one of the two), its limits.
 
-    max_num_seqs None = no cap on running sequences.
+    Limits are of the whole replica, all attention groups together; max_num_seqs None = no cap on running sequences.
     """
 
     shard: IntArray
@@ -136,7 +136,8 @@ def _continuous(table: StepTable, timing: EngineTiming, keys: IntArray, workload
     shape = (len(keys), len(_SEQUENCES))
     shard, engine = np.broadcast_to(keys[:, :1], shape), np.broadcast_to(keys[:, 1:2], shape)
     stages = table.pipeline[shard]
-    p, steps = float(workload.input_tokens), max(float(workload.output_tokens) - 1.0, 1e-9)
+    p = float(workload.input_tokens)
+    steps = max(float(workload.output_tokens) - 1.0, 1.0)  # a one-token answer still takes a step
     budget = np.maximum(keys[:, 2:3].astype(float), 16.0)
     # beyond (o - 1) budget / (p + o - 1) sequences every step is full of prompt tokens: the population stops there
     n = np.minimum(np.broadcast_to(_SEQUENCES, shape), np.maximum(steps * budget * stages / (p + steps), 0.01))
@@ -182,13 +183,13 @@ def _static(table: StepTable, timing: EngineTiming, keys: IntArray, workload: Wo
 def batch_prefill_s(
     table: StepTable, timing: EngineTiming, shard: IntArray, engine: IntArray, load: tuple[FloatArray, float]
 ) -> FloatArray:
-    """Prefill of a whole batch (load = sequences, prompt tokens) in one pass, first tokens included."""
+    """Prefill of a whole batch (load = sequences, prompt tokens) in one pass, launched kernel by kernel."""
     batch, tokens = load
     stages = table.pipeline[shard]
     work = (
         table.tokens_time_s(shard, batch * tokens / stages) + batch * tokens / stages * table.prefill_attention_s[shard]
     )
-    kernels = work / timing.prefill_efficiency[engine] + table.decode_time_s(shard, batch / stages) * 0.0
+    kernels = work / timing.prefill_efficiency[engine]
     eager = table.kernels[shard] * timing.launch_s[engine]
     return np.asarray(np.maximum(kernels, eager) + timing.step_s[engine] + timing.sequence_s[engine] * batch)
 
