@@ -17,9 +17,20 @@ def refusal(layout: Layout) -> str | None:
         return f"SkyPilot 0.14.1 has no cloud {layout.offer.provider!r}"
     if layout.deployment.engine == "tensorrt_llm" and layout.nodes_per_replica > 1:
         return "TensorRT-LLM over several machines is an MPI job: use serve.slurm"
+    if layout.machines > 1 and layout.offer.provider in facts()["skypilot"]["one_node"]:
+        return f"SkyPilot starts single machines only on {layout.offer.provider}"
+    if needs_container(layout) and layout.offer.provider in facts()["skypilot"]["no_containers"]:
+        return (
+            f"SkyPilot runs no containers on {layout.offer.provider}, and this engine is not installed with pip there"
+        )
     if layout.offer.tier == "spot" and layout.offer.provider in facts()["skypilot"]["no_spot"]:
         return f"SkyPilot offers no spot machines on {layout.offer.provider}"
     return None
+
+
+def needs_container(layout: Layout) -> bool:
+    """True where pip does not bring the engine: TGI, TensorRT-LLM with its MPI, and ROCm builds."""
+    return layout.deployment.engine in ("tgi", "tensorrt_llm") or layout.vendor == "amd"
 
 
 def resources(layout: Layout, offer: OfferChoice) -> dict[str, Any]:
@@ -52,16 +63,14 @@ def skypilot_yaml(layout: Layout, offer: OfferChoice, machines: int) -> str:
         "workdir": ".",
         "envs": {"HF_TOKEN": "", "MODEL": "", "EXTRA_ARGS": ""},
     }
-    if layout.deployment.engine == "tgi":
+    if layout.machines > 1 and layout.offer.provider in facts()["skypilot"]["one_node"]:
+        return f"SkyPilot starts single machines only on {layout.offer.provider}"
+    if needs_container(layout):
         task["resources"]["image_id"] = f"docker:{layout.image[0]}"
     else:
         task["setup"] = "python3 -m pip install --quiet " + " ".join(word(p) for p in layout.packages) + "\n"
     task["run"] = 'MACHINE_INDEX="$SKYPILOT_NODE_RANK" HOSTS="$SKYPILOT_NODE_IPS" bash serve.sh\n'
     notes = [f"sky launch -c {layout.label} skypilot.yaml --env HF_TOKEN"]
-    if layout.vendor == "amd":
-        notes.append("pip builds of the engine are for NVIDIA: use an image with ROCm, see LAUNCH.md.")
-        task["resources"]["image_id"] = f"docker:{layout.image[0]}"
-        task.pop("setup", None)
     if "accelerators" not in task["resources"] and "instance_type" not in task["resources"]:
         notes.append(f"SkyPilot's name for {offer.gpu} is not known here: set accelerators.")
     return to_yaml(task, notes=notes)

@@ -27,7 +27,7 @@ def test_own_files_are_replaced_foreign_ones_are_not(tmp_path: Path) -> None:
     write_files(PLAN, tmp_path)
     (tmp_path / "serve.sh").write_text("#!/bin/sh\nmine\n")
     before = {p.name: p.read_text() for p in tmp_path.iterdir()}
-    with pytest.raises(InvalidValueError, match="serve.sh"):
+    with pytest.raises(InvalidValueError, match=r"serve\.sh"):
         write_files(GOLDEN["vllm-two-replicas"], tmp_path)
     assert before == {p.name: p.read_text() for p in tmp_path.iterdir()}
     write_files(PLAN, tmp_path, force=True)
@@ -89,6 +89,10 @@ def test_nothing_to_launch_raises_and_writes_nothing(tmp_path: Path) -> None:
         render(plan("70b", "transformers", tp=16, offers=(offer(count=2),)))
     with pytest.raises(InvalidValueError, match="KV-cache"):
         render(plan("8b", "transformers", kv="fp8"))
+    with pytest.raises(InvalidValueError, match="model's dtype"):
+        render(plan("8b", "transformers", precision="fp16", kv="bf16"))
+    with pytest.raises(InvalidValueError, match="shard"):
+        render(plan("8b", "transformers", precision="bnb-nf4", tp=2))
     with pytest.raises(InvalidValueError, match="does not run"):
         render(plan(precision="bnb-nf4"))
     assert not (tmp_path / "none").exists()
