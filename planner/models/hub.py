@@ -1,6 +1,6 @@
 """Reading a config from the Hugging Face hub. Needs huggingface_hub (extra 'hub') for addresses, tokens and its cache.
 
-The small files are fetched with one short try: the client's own download retries for half a minute when there is no network.
+Small files are fetched with one short try: the client's own download retries for half a minute without network.
 """
 
 from __future__ import annotations
@@ -72,7 +72,8 @@ class _Files:
                 content: bytes = reply.read(MAX_CONFIG_BYTES + 1)
                 return content
         except HTTPError as error:
-            return self._refused(error.code, error.headers.get("X-Error-Code", ""))
+            self._refused(error.code, error.headers.get("X-Error-Code", ""))
+            return None
         except OSError as error:
             cached = self._cached(name)
             if cached is not None:

@@ -18,7 +18,7 @@ CONFIG = json.dumps({"model_type": "llama", **BASE}).encode()
 
 @pytest.fixture
 def hub(monkeypatch):
-    """A hub that serves `files`, or raises `error`, or answers `refusal` (code, kind); what was asked stands in `asked`."""
+    """A hub that serves `files`, raises `error` or answers `refusal` (code, kind); `asked` holds the requests."""
     state = types.SimpleNamespace(files={"config.json": CONFIG}, error=None, refusal=None, asked=[], cache={})
     module = types.ModuleType("huggingface_hub")
     module.hf_hub_url = lambda repo, name, revision=None: f"https://hub.test/{repo}/{revision or 'main'}/{name}"
