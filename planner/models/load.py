@@ -13,7 +13,7 @@ from typing import Any
 from planner.errors import ModelConfigError, UnknownNameError
 from planner.models.config.read import read_config
 from planner.models.lookup import all_names, find, find_repackaged
-from planner.models.spec import ModelSpec
+from planner.models.spec import LatentAttention, ModelSpec
 
 MAX_CONFIG_BYTES = 32 * 2**20
 _LOCAL = "A local config.json or model folder works too: --model path/to/config.json"
@@ -76,12 +76,19 @@ def _from_registry(text: str) -> ModelSpec | None:
             name=text.rpartition("/")[2],
             hf_id=text,
             native_precision=precision,
-            unquantised_modules=(),
+            unquantised_modules=_usual_exceptions(precision, spec),
             assumptions=(*spec.assumptions, note),
         )
     elif "/" not in text and text.lower() != repo.rpartition("/")[2].lower():
         spec = replace(spec, assumptions=(*spec.assumptions, f"{text!r} is read as {repo}"))
     return replace(spec, gated_repo=bool(record.get("gated")), license_note=record.get("license", ""))
+
+
+def _usual_exceptions(precision: str, spec: ModelSpec) -> tuple[str, ...]:
+    """What a repackaging leaves at 16 bit beyond the method's rule: NVFP4 of latent-attention models keeps attention
+    (exclude_modules of nvidia/DeepSeek-V3.1-NVFP4 and nvidia/Kimi-K2.5-NVFP4)."""
+    latent = any(isinstance(m, LatentAttention) for layer in spec.layers[:1] for m in layer.mixers)
+    return ("attention", "lm_head") if precision == "nvfp4" and latent else ()
 
 
 def parse_json(data: bytes, name: str) -> Any:

@@ -1,8 +1,11 @@
-"""Reading from the hub, with a stand-in for huggingface_hub (no network)."""
+"""Reading from the hub, with stand-ins for huggingface_hub and the transport (no network)."""
 
+import io
 import json
 import sys
 import types
+from email.message import Message
+from urllib.error import HTTPError, URLError
 
 import pytest
 
@@ -14,32 +17,29 @@ CONFIG = json.dumps({"model_type": "llama", **BASE}).encode()
 
 
 @pytest.fixture
-def hub(monkeypatch, tmp_path):
-    """A huggingface_hub that serves `files` or raises `error`; what was asked stands in `asked`."""
+def hub(monkeypatch):
+    """A hub that serves `files`, raises `error` or answers `refusal` (code, kind); `asked` holds the requests."""
+    state = types.SimpleNamespace(files={"config.json": CONFIG}, error=None, refusal=None, asked=[], cache={})
     module = types.ModuleType("huggingface_hub")
-    errors = types.ModuleType("huggingface_hub.errors")
-    for name, base in [
-        ("EntryNotFoundError", "Exception"),
-        ("LocalEntryNotFoundError", "EntryNotFoundError"),
-        ("RepositoryNotFoundError", "Exception"),
-        ("GatedRepoError", "RepositoryNotFoundError"),
-    ]:
-        setattr(errors, name, type(name, (getattr(errors, base, Exception),), {}))
-    module.errors, module.files, module.error, module.asked = errors, {"config.json": CONFIG}, None, []
+    module.hf_hub_url = lambda repo, name, revision=None: f"https://hub.test/{repo}/{revision or 'main'}/{name}"
+    module.utils = types.SimpleNamespace(build_hf_headers=lambda token=None: {"authorization": token or ""})
+    module.try_to_load_from_cache = lambda repo, name, revision=None: state.cache.get(name)
 
-    def download(repo, name, revision=None, token=None, etag_timeout=10):
-        module.asked.append((repo, name, revision, token, etag_timeout))
-        if module.error is not None:
-            raise module.error
-        if name not in module.files:
-            raise errors.EntryNotFoundError(name)
-        path = tmp_path / name
-        path.write_bytes(module.files[name])
-        return str(path)
+    def urlopen(request, timeout):
+        state.asked.append((request.full_url, request.get_header("Authorization"), timeout))
+        if state.error is not None:
+            raise state.error
+        name = request.full_url.rpartition("/")[2]
+        if state.refusal is None and name in state.files:
+            return io.BytesIO(state.files[name])
+        code, kind = state.refusal or (404, "EntryNotFound")
+        headers = Message()
+        headers["X-Error-Code"] = kind
+        raise HTTPError(request.full_url, code, "no", headers, io.BytesIO())
 
-    module.hf_hub_download = download
     monkeypatch.setitem(sys.modules, "huggingface_hub", module)
-    return module
+    monkeypatch.setattr("urllib.request.urlopen", urlopen)
+    return state
 
 
 def test_a_repository_is_read(hub):
@@ -47,7 +47,7 @@ def test_a_repository_is_read(hub):
     model = load_model("org/new-model", revision="abc", token="secret")
     assert (model.hf_id, model.name, model.checkpoint_bytes) == ("org/new-model", "new-model", 4242)
     assert model.source == "huggingface.co/org/new-model config.json at abc"
-    assert hub.asked[0][:4] == ("org/new-model", "config.json", "abc", "secret")
+    assert hub.asked[0][:2] == ("https://hub.test/org/new-model/abc/config.json", "secret")
     assert all(timeout <= 10 for *_, timeout in hub.asked)
 
 
@@ -70,25 +70,38 @@ def test_offline_never_asks(hub):
 
 
 @pytest.mark.parametrize(
-    ("name", "raised", "words"),
+    ("refusal", "raised", "words"),
     [
-        ("LocalEntryNotFoundError", UnreachableError, "could not be reached"),
-        ("GatedRepoError", UnreachableError, "gated"),
-        ("RepositoryNotFoundError", UnknownNameError, "hub does not know it"),
-        ("EntryNotFoundError", ModelConfigError, "has no config.json"),
+        ((401, "GatedRepo"), UnreachableError, "gated"),
+        ((403, ""), UnreachableError, "gated"),
+        ((401, "RepoNotFound"), UnknownNameError, "hub does not know it"),
+        ((404, "RevisionNotFound"), ModelConfigError, "has no revision"),
+        ((404, "EntryNotFound"), ModelConfigError, r"has no config\.json"),
+        ((503, ""), UnreachableError, "HTTP 503"),
     ],
 )
-def test_errors_say_what_works_instead(hub, name, raised, words):
-    hub.error = getattr(hub.errors, name)("boom")
+def test_errors_say_what_works_instead(hub, refusal, raised, words):
+    hub.refusal = refusal
     with pytest.raises(raised, match=words) as caught:
         load_model("org/new-model")
     assert "\n" not in str(caught.value)
 
 
-def test_a_broken_transport_is_unreachable(hub):
-    hub.error = ConnectionError("no route")
+@pytest.mark.parametrize("error", [URLError("no route"), TimeoutError("timed out"), ConnectionError("reset")])
+def test_a_broken_transport_is_unreachable(hub, error):
+    hub.error = error
     with pytest.raises(UnreachableError, match=r"path/to/config\.json"):
         load_model("org/new-model")
+    assert len(hub.asked) == 1
+
+
+def test_without_network_the_cache_answers(hub, tmp_path):
+    (tmp_path / "config.json").write_bytes(CONFIG)
+    hub.error, hub.cache = URLError("no route"), {"config.json": str(tmp_path / "config.json")}
+    model = load_model("org/new-model")
+    assert model.hidden == 64
+    assert any("local cache" in a for a in model.assumptions)
+    assert len(hub.asked) == 1
 
 
 def test_hostile_content_is_refused(hub):
