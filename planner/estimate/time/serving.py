@@ -65,6 +65,7 @@ _SEQUENCES = np.array(
     ],
     dtype=float,
 )
+_BLOCK = 1024
 _FIELDS = ("sequences", "rate", "tpot", "ttft", "p95", "stay", "closed_ttft", "closed")
 
 
@@ -212,10 +213,11 @@ def serving_curves(
     )
     static = timing.static[keys[:, 1]] > 0
     values = {name: np.empty((len(keys), len(_SEQUENCES))) for name in _FIELDS}
-    for mask, make in ((~static, _continuous), (static, _static)):
-        if mask.any():
-            for name, value in make(table, timing, keys[mask], workload).items():
-                values[name][mask] = value
+    for chosen, make in ((np.flatnonzero(~static), _continuous), (np.flatnonzero(static), _static)):
+        for start in range(0, len(chosen), _BLOCK):  # blocks that stay in the processor's cache
+            block = chosen[start : start + _BLOCK]
+            for name, value in make(table, timing, keys[block], workload).items():
+                values[name][block] = value
     return ServingCurves(values, row.astype(np.int64), timing.request_s[keys[:, 1]])
 
 
