@@ -11,7 +11,7 @@ from planner.models.spec import Layer, ModelSpec
 
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|block)\.(\d+)\.")
 MOST_LAYERS = 500
-MOST_EXPERTS = 2048
+MOST_EXPERTS = 65_536
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def count_modules(raw: Mapping[str, Any], layers: int) -> Counted | None:
 
 
 def _too_many(name: str, value: object) -> bool:
-    """Counts of experts or layers that would build modules for minutes."""
+    """Counts of experts or layers that could build modules for minutes."""
     counted = ("expert" in name and "size" not in name and "dim" not in name) or ("num" in name and "layer" in name)
     return counted and isinstance(value, int | float) and value > MOST_EXPERTS
 
