@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.engines.records import EngineSpec
-from planner.estimate.memory.activations import ActivationCost, activation_bytes, activation_cost
-from planner.estimate.memory.kv_cache import StageKv, WindowCost, sequence_bytes, stages_kv
+from planner.estimate.memory.activations import ActivationCost, activation_cost
+from planner.estimate.memory.kv_cache import StageKv, WindowCost, stages_kv
 from planner.estimate.memory.rules import MemoryRules, memory_rules
 from planner.estimate.memory.runtime import graphs_bytes, shard_runtime_bytes
 from planner.estimate.memory.weights import stage_sizes, stage_weights_bytes
@@ -293,11 +293,3 @@ def _stage(  # noqa: PLR0917 (gathered once, shared by all stages)
         "required": all_of_it + needed,
         "capacity": np.minimum(limit, all_of_it + left),
     }
-
-
-def kv_pool(model: ModelSpec, shard: Shard, engine: EngineSpec, rows: ServingRows) -> ServingMemory:
-    """serving_memory of one shard and engine."""
-    return serving_memory(model, [shard], [engine], rows)
-
-
-__all__ = ["ServingMemory", "ServingRows", "activation_bytes", "sequence_bytes", "serving_memory", "stage_costs"]
