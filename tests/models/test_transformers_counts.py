@@ -46,6 +46,18 @@ def test_encoder_decoders(name):
     assert spec_from_config({**raw, "model_type": kind}, name).params_total == count
 
 
+VISION = (
+    "gemma3", "llama4", "llava", "llava_next", "llava_onevision", "mistral3", "paligemma",
+    "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", VISION)
+def test_vision_language_models_with_their_towers(kind):
+    count, raw = built(kind, {}, "AutoModelForImageTextToText")
+    assert spec_from_config({**raw, "model_type": kind}, kind).params_total == count
+
+
 @pytest.mark.parametrize("kind", ["helium", "nanochat", "doge"])
 def test_unknown_families_are_counted_by_transformers(kind):
     fields = {

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.engines.records import EngineSpec
-from planner.estimate.memory.activations import ActivationCost, activation_bytes, activation_cost
-from planner.estimate.memory.kv_cache import StageKv, WindowCost, sequence_bytes, stages_kv
+from planner.estimate.memory.activations import ActivationCost, activation_cost
+from planner.estimate.memory.kv_cache import StageKv, WindowCost, stages_kv
 from planner.estimate.memory.rules import MemoryRules, memory_rules
 from planner.estimate.memory.runtime import graphs_bytes, shard_runtime_bytes
 from planner.estimate.memory.weights import stage_sizes, stage_weights_bytes
@@ -230,12 +230,12 @@ def table_memory(table: MemoryTable, pair: IntArray, rows: ServingRows) -> Servi
     activations and graphs outside its share; the rest keep a reserve. Sources in engines/memory.yaml.
     """
     at = table.row_of[pair]
-    budget, usable = table.budget[at], table.usable[pair]
+    budget, usable = np.take(table.budget.T, at, axis=1), table.usable[pair]
     in_flight = rows.max_num_batched_tokens.astype(np.float64)
     seqs = np.minimum(rows.max_num_seqs, rows.max_num_batched_tokens)
     best: dict[str, FloatArray] = {}
     for stage in range(table.coefficients.stages):
-        v, w = table.coefficients.values[:, stage][at].T, table.coefficients.windows[:, stage][at]
+        v, w = np.take(table.coefficients.values[:, stage].T, at, axis=1), table.coefficients.windows[:, stage][at]
         part = _stage(v, w, rows, usable, budget, in_flight, seqs)
         if not best:
             best = part
@@ -271,7 +271,7 @@ def _stage(  # noqa: PLR0917 (gathered once, shared by all stages)
     seqs: IntArray,
 ) -> dict[str, FloatArray]:
     """Every quantity of one stage, shape (rows,)."""
-    share, of_free, reserve, outside, graphs_in = budget.T
+    share, of_free, reserve, outside, graphs_in = budget
     act = np.maximum(in_flight * v[_BODY], seqs * v[_SAMP] + in_flight * v[_LIVE]) + in_flight * v[_WORK] + v[_FIX]
     inside = v[_W] + v[_R] + np.where(outside > 0, 0.0, act) + np.where(graphs_in > 0, v[_G], 0.0)
     all_of_it = v[_W] + v[_R] + act + v[_G]
@@ -293,11 +293,3 @@ def _stage(  # noqa: PLR0917 (gathered once, shared by all stages)
         "required": all_of_it + needed,
         "capacity": np.minimum(limit, all_of_it + left),
     }
-
-
-def kv_pool(model: ModelSpec, shard: Shard, engine: EngineSpec, rows: ServingRows) -> ServingMemory:
-    """serving_memory of one shard and engine."""
-    return serving_memory(model, [shard], [engine], rows)
-
-
-__all__ = ["ServingMemory", "ServingRows", "activation_bytes", "sequence_bytes", "serving_memory", "stage_costs"]

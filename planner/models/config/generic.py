@@ -11,6 +11,7 @@ from planner.models.spec import Layer, ModelSpec
 
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|block)\.(\d+)\.")
 MOST_LAYERS = 500
+MOST_EXPERTS = 65_536
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ def count_modules(raw: Mapping[str, Any], layers: int) -> Counted | None:
 
     No code of the repository is run (no trust_remote_code).
     """
-    if layers > MOST_LAYERS:
+    if layers > MOST_LAYERS or any(_too_many(k, v) for k, v in raw.items()):
         return None
     try:
         import torch
@@ -49,6 +50,12 @@ def count_modules(raw: Mapping[str, Any], layers: int) -> Counted | None:
     except Exception:  # whatever a foreign constructor raises: the caller then states its assumption
         return None
     return _counted(model, layers, transformers.__version__)
+
+
+def _too_many(name: str, value: object) -> bool:
+    """Counts of experts or layers that could build modules for minutes."""
+    counted = ("expert" in name and "size" not in name and "dim" not in name) or ("num" in name and "layer" in name)
+    return counted and isinstance(value, int | float) and value > MOST_EXPERTS
 
 
 def _counted(model: Any, layers: int, version: str) -> Counted:

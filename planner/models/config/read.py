@@ -53,7 +53,8 @@ def text_fields(raw: Mapping[str, Any]) -> Fields:
                 for k in ("tie_word_embeddings", "quantization_config", "torch_dtype", "dtype", "vocab_size")
                 if k in raw
             }
-            return Fields({**shared, **nested})
+            tied = {"tie_word_embeddings": raw["tie_word_embeddings"]} if top.has("tie_word_embeddings") else {}
+            return Fields({**shared, **nested, **tied})
     return top
 
 

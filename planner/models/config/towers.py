@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from planner.errors import ModelConfigError
-from planner.models.config.fields import Fields
+from planner.models.config.fields import Fields, whole
 from planner.models.spec import Layer, Tower
 
 
@@ -56,14 +56,14 @@ _KINDS_ALIASES = {
 def _vit_params(v: Fields, style: _Vit) -> tuple[int, int]:
     """(parameters of the tower without projector, its width)."""
     width = v.count(
-        "embed_dim" if v.has("embed_dim") and v.text("model_type") == "qwen2_vl" else "hidden_size",
+        "embed_dim" if _is_qwen2(v) else "hidden_size",
         "vt_hidden_size",
         "embed_dim",
         "width",
     )
     layers = v.count("num_hidden_layers", "depth", "vt_num_hidden_layers", "layers", high=1000)
     inner = v.optional("intermediate_size", "vt_intermediate_size") or int(v.number("mlp_ratio", default=4.0) * width)
-    patch, channels = v.count("patch_size", default=14), v.count("num_channels", "in_channels", default=3)
+    patch, channels = _side(v, "patch_size", 14), v.count("num_channels", "in_channels", default=3)
     heads = v.count("num_attention_heads", "num_heads", "vt_num_attention_heads", default=1)
     attn_width = heads * v.count("head_dim", default=max(1, width // heads)) if v.has("head_dim") else width
     attn = 4 * width * attn_width + (3 * attn_width + width) * style.bias
@@ -76,13 +76,32 @@ def _vit_params(v: Fields, style: _Vit) -> tuple[int, int]:
         + patch * patch * channels * v.count("temporal_patch_size", default=1) * width
         + width * style.patch_bias
     )
+    total += _pooling_head(v, width, inner)
     total += style.outer_norms * style.norm * width + width * style.class_token + _positions(v, style, patch) * width
     return total, width
 
 
+def _is_qwen2(v: Fields) -> bool:
+    """Qwen2-VL's tower: embed_dim is its width, hidden_size that of the decoder."""
+    return v.text("model_type").startswith("qwen2_vl") and v.has("embed_dim")
+
+
+def _side(v: Fields, name: str, default: int) -> int:
+    """A side in pixels, also where the config holds [height, width]."""
+    value = v.get(name)
+    return whole(value[0], name) if isinstance(value, list) and value else v.count(name, default=default)
+
+
+def _pooling_head(v: Fields, width: int, inner: int) -> int:
+    """SigLIP's attention pooling, only where the config asks for it."""
+    if not v.flag("vision_use_head"):
+        return 0
+    return 4 * width * width + 4 * width + 2 * width + 2 * width * inner + inner + width + width
+
+
 def _positions(v: Fields, style: _Vit, patch: int) -> int:
     if style.positions == "patches":
-        side = v.count("image_size", default=336) // patch
+        side = _side(v, "image_size", 336) // patch
         return side * side + style.class_token
     if style.positions == "grid":
         return v.count("init_pos_emb_height", default=64) * v.count("init_pos_emb_width", default=64)
@@ -95,14 +114,14 @@ def _projector_params(top: Fields, v: Fields, width: int, hidden: int) -> int:
     """Projector between tower and decoder, by the family of the whole model."""
     family = top.text("model_type")
     if family in ("gemma3", "paligemma"):
-        return width * hidden + width
+        return width * hidden + (width if family == "gemma3" else hidden)
     if family in ("gemma4",):
         return width * hidden
     if family.startswith(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "qwen3_6")):
         return _qwen_merger(v, width, hidden)
     if family == "llama4":
         out, inner = v.count("projector_output_dim", default=4096), v.count("projector_input_dim", default=4096)
-        shuffled = int(width / v.number("pixel_shuffle_ratio", default=0.5) ** 2)
+        shuffled = v.count("intermediate_size", default=4 * width)
         return shuffled * inner + out * out + v.count("vision_output_dim", default=out) * hidden
     if family in ("kimi_vl", "kimi_k25"):
         merged = width * 4
@@ -112,14 +131,20 @@ def _projector_params(top: Fields, v: Fields, width: int, hidden: int) -> int:
         return width + width * width * merge * merge + width * hidden + hidden * hidden
     features = top.get("vision_feature_layer")
     count = len(features) if isinstance(features, list) else 1
-    return width * count * hidden + hidden + hidden * hidden + hidden + (hidden if family == "llava_next" else 0)
+    return (
+        width * count * hidden
+        + hidden
+        + hidden * hidden
+        + hidden
+        + (hidden if family in ("llava_next", "llava_onevision") else 0)
+    )
 
 
 def _qwen_merger(v: Fields, width: int, hidden: int) -> int:
     merged = width * v.count("spatial_merge_size", default=2) ** 2
-    out = v.optional("out_hidden_size") or (v.count("hidden_size") if v.text("model_type") == "qwen2_vl" else hidden)
+    out = v.optional("out_hidden_size") or (v.count("hidden_size") if _is_qwen2(v) else hidden)
     one = merged * merged + merged + merged * out + out
-    norm = width if v.text("model_type") == "qwen2_5_vl" else 2 * width
+    norm = width if v.text("model_type").startswith("qwen2_5_vl") else 2 * width
     deep = len(v.items("deepstack_visual_indexes") or [])
     return one + norm + deep * (one + 2 * merged)
 
