@@ -21,6 +21,7 @@ from planner.estimate.operating_point import (
     fewest_replicas_for_load,
     fewest_replicas_within_limits,
     grid_at_least,
+    keeps_limits,
     load_per_replica,
     most_sequences,
     take,
@@ -123,7 +124,11 @@ def rows_for_load(
 
 
 def rows_at_saturation(pairs: Pairs, alive: IntArray, limits: Limits) -> PairRows:
-    """Rows for the throughput goal: every number of users of the grid that fits, the replica kept full by a closed loop."""
+    """Rows for the throughput goal: a closed loop keeps the replica full with as many users as the grid allows.
+
+    Of each pair: the number of users that gives most tokens within the latency limits, the one that gives most without
+    them, and a single user.
+    """
     fitting = most_sequences(pairs, alive)
     made = []
     for users in SEQUENCE_GRID:
@@ -131,8 +136,22 @@ def rows_at_saturation(pairs: Pairs, alive: IntArray, limits: Limits) -> PairRow
         if len(here):
             seqs = np.full(len(here), users, dtype=np.int64)
             time = pairs.time(here, (seqs * pairs.groups[here]).astype(np.float64), seqs)
-            made.append(_rows(pairs, here, np.ones(len(here), dtype=np.int64), seqs, time))
-    return concatenate(made) if made else empty_rows()
+            kept = keeps_limits(time, limits)
+            made.append((here, seqs, time.output_tokens_per_s, kept))
+    if not made:
+        return empty_rows()
+    pair, seqs, tokens, kept = (np.concatenate(column) for column in zip(*made, strict=True))
+    wanted = {*_best_of_each(pair, np.where(kept, tokens, -1.0)), *_best_of_each(pair, tokens), *np.flatnonzero(seqs == 1)}
+    at = np.array(sorted(int(w) for w in wanted), dtype=np.int64)
+    time = pairs.time(pair[at], (seqs[at] * pairs.groups[pair[at]]).astype(np.float64), seqs[at])
+    return _rows(pairs, pair[at], np.ones(len(at), dtype=np.int64), seqs[at], time)
+
+
+def _best_of_each(pair: IntArray, value: FloatArray) -> IntArray:
+    """Position of the largest value of each pair."""
+    order = np.lexsort((-value, pair))
+    first = np.concatenate([[True], pair[order][1:] != pair[order][:-1]])
+    return np.asarray(order[first])
 
 
 def empty_rows() -> PairRows:

@@ -158,7 +158,11 @@ def find_offers(request: ServeRequest, catalog: Catalog) -> tuple[Offer, ...]:
 def axes_of(model: ModelSpec, request: ServeRequest, near_miss: float) -> Axes:
     """What to search: the pins, the methods, the engines, and the model's own divisibility rules."""
     from planner.estimate.memory.weights import weights_bytes
-    from planner.models.limits import pipeline_parallel_problem, tensor_parallel_problem
+    from planner.models.limits import (
+        pipeline_parallel_problem,
+        precision_parallel_problem,
+        tensor_parallel_problem,
+    )
 
     pins = request.pins
     methods = searched_precisions(model, pins.precision)
@@ -170,7 +174,9 @@ def axes_of(model: ModelSpec, request: ServeRequest, near_miss: float) -> Axes:
         pinned_rule(lambda pp: pipeline_parallel_problem(model, pp), pins.pipeline_parallel),
         {p.name: weights_bytes(model, p, 1, 1) for p in methods},
         near_miss,
+        model.native_precision,
         lambda tp: expert_modes(model, tp),
+        lambda p, tp, ep: precision_parallel_problem(model, p, tp, ep),
     )
 
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 STALE_DAYS = 14
+WORTH_OFFERING = 0.01
 
 TIMES: dict[LimitName, str] = {"ttft": "TTFT p95", "tpot": "TPOT", "e2e": "E2E"}
 FLAGS: dict[LimitName, str] = {
@@ -244,7 +245,7 @@ def lighter_load(
         return []
     now = request.workload.concurrency or request.workload.rate_per_s or 0.0
     best = highest_load(request, model, catalog)
-    if best is None or best >= now:
+    if best is None or best >= now or best < WORTH_OFFERING * now:
         return []
     users = request.workload.concurrency is not None
     return [Relaxation("--concurrency" if users else "--rate", now, best, "users" if users else "requests/s")]

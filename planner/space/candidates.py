@@ -55,6 +55,7 @@ class Axes:
     """The values to search: precisions and KV dtypes (already filtered by the pins), engines, and the model's rules.
 
     weights_bytes: of the whole model, by precision name. near_miss: keep replicas that need up to so many times the memory.
+    native: precision of the published weights. precision_rule: why a precision cannot be cut over so many ranks.
     expert_modes: how the tensor-parallel group may be shared out, as (expert_parallel, attention_data_parallel) pairs.
     """
 
@@ -65,7 +66,9 @@ class Axes:
     pipeline_rule: Rule
     weights_bytes: Mapping[str, float]
     near_miss: float
+    native: str = ""
     expert_modes: Callable[[int], Sequence[ExpertMode]] = lambda tp: ((1, 1),)
+    precision_rule: Callable[[Precision, int, int], str | None] = lambda precision, tp, ep: None
 
 
 def pinned_rule(rule: Rule, wanted: int | None) -> Rule:
@@ -83,7 +86,7 @@ def runnable(engine: EngineSpec, hw: HardwareClass, axes: Axes) -> list[tuple[Pr
     found = []
     for precision in axes.precisions:
         support = engine.support(precision.name, hw.gpu)
-        if support is None:
+        if support is None or not convertible(precision, axes.native, support.needs_checkpoint):
             continue
         for kv in axes.kv_dtypes:
             if not engine.supports_kv(kv.name, hw.gpu):
@@ -92,6 +95,11 @@ def runnable(engine: EngineSpec, hw: HardwareClass, axes: Axes) -> list[tuple[Pr
                 continue
             found.append((precision, kv, support.max_tensor_parallel or MAX_TENSOR_PARALLEL))
     return found
+
+
+def convertible(precision: Precision, native: str, needs_checkpoint: bool) -> bool:
+    """True when weights of this precision can be had: published so, published by others, or made while loading 16 bit."""
+    return precision.name == native or needs_checkpoint or native in ("bf16", "fp16", "fp32", "")
 
 
 def sixteen_bit(precision: Precision, hw: HardwareClass) -> str:
@@ -163,6 +171,9 @@ class _Builder:
                     self.excluded[reason] += 1
                     continue
                 for expert, attention in modes:
+                    if self.axes.precision_rule(precision, tp, expert) is not None:
+                        self.excluded["ranks would cut quantisation blocks apart"] += 1
+                        continue
                     if (expert > 1 and not engine.expert_parallel) or (
                         attention > 1 and not engine.data_parallel_attention
                     ):
