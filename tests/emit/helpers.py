@@ -19,7 +19,7 @@ PROGRAMS = (
 )
 STAND_IN = """#!/bin/bash
 { printf '%s\\0' "$(basename "$0")" "${CUDA_VISIBLE_DEVICES:-}${HIP_VISIBLE_DEVICES:-}" "$@"; } > "$STAND_IN_OUT/$$"
-sleep 0.4
+if [[ -n "${CUDA_VISIBLE_DEVICES:-}${HIP_VISIBLE_DEVICES:-}" ]]; then sleep 0.5; fi # one of several: let the others write
 """
 
 
