@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from planner import __version__
 from planner.clock import today
 from planner.engines.records import EngineSpec
 from planner.estimate.cost.serving import usd_per_million_output_tokens
@@ -20,17 +21,6 @@ from planner.solver.study import Study
 from planner.space.hardware_classes import HardwareClass
 from planner.space.shard import Shard
 from planner.units import GIB
-
-
-def version() -> str:
-    """Version of the installed distribution."""
-    from importlib.metadata import PackageNotFoundError
-    from importlib.metadata import version as installed
-
-    try:
-        return installed("llm-hardware-planner")
-    except PackageNotFoundError:
-        return "0+source"
 
 
 def parts(study: Study, row: int) -> tuple[HardwareClass, Shard, EngineSpec, int]:
@@ -163,7 +153,7 @@ def provenance(catalog: Catalog, offers: tuple[OfferChoice, ...]) -> Provenance:
     newest = catalog.newest_price
     oldest = min(dates) if dates else None
     age = None if oldest is None else (today() - oldest).days
-    return Provenance(version(), newest.isoformat() if newest else None, age)
+    return Provenance(__version__, newest.isoformat() if newest else None, age)
 
 
 def request_dict(request: ServeRequest) -> dict[str, Any]:

@@ -138,12 +138,34 @@ def prune_dominated(problem: Problem) -> tuple[IntArray, int]:
     elif "min_throughput" in problem.limits:
         columns.append(-rows.tokens_milli_per_s * rows.replicas)
     table = np.stack(columns, axis=1)
+    worth = np.flatnonzero(_within_best(problem, columns, group))
     kept: list[IntArray] = []
-    for number in np.unique(group):
-        here = np.flatnonzero(group == number)
+    order = worth[np.argsort(group[worth], kind="stable")]
+    for here in np.split(order, np.flatnonzero(np.diff(group[order])) + 1):
         kept.append(here[_pareto(table[here])])
     keep = np.sort(np.concatenate(kept)) if kept else np.zeros(0, dtype=np.int64)
     return keep, len(rows) - len(keep)
+
+
+def _within_best(problem: Problem, columns: list[IntArray], group: IntArray) -> NDArray[np.bool_]:
+    """False for rows that rank behind a row of their group that keeps all row limits and needs no more machines.
+
+    A quick first pass of the same dominance; only goals whose rank starts with the machines can use it.
+    """
+    everything = np.ones(len(group), dtype=np.bool_)
+    if (
+        problem.goal != "cheapest"
+        or problem.rows.run_cost is not None
+        or "min_throughput" in problem.limits
+        or not len(group)
+    ):
+        return everything
+    clean = everything
+    for over in excess(problem.rows, problem.limits).values():
+        clean = clean & (over == 0)
+    best = np.full(int(group.max()) + 1, np.iinfo(np.int64).max)
+    np.minimum.at(best, group[clean], columns[0][clean])
+    return columns[0] <= best[group]
 
 
 def _goal_rank(problem: Problem) -> IntArray:
@@ -160,7 +182,16 @@ def _goal_rank(problem: Problem) -> IntArray:
 
 def _rank(keys: list[IntArray]) -> IntArray:
     """Dense lexicographic rank of each row by the keys, most important first."""
-    return np.asarray(np.unique(np.stack(keys, axis=1), axis=0, return_inverse=True)[1].reshape(-1), dtype=np.int64)
+    if not len(keys[0]):
+        return np.zeros(0, dtype=np.int64)
+    order = np.lexsort(keys[::-1])
+    changes = np.zeros(len(order), dtype=np.bool_)
+    for key in keys:
+        ranked = key[order]
+        changes[1:] |= ranked[1:] != ranked[:-1]
+    rank = np.empty(len(order), dtype=np.int64)
+    rank[order] = np.cumsum(changes)
+    return rank
 
 
 def _pareto(points: IntArray) -> IntArray:

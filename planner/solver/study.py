@@ -233,7 +233,9 @@ def _pairs(model: ModelSpec, space: Space, settings: Settings, request: ServeReq
         workload = Workload(workload.input_tokens, workload.output_tokens, None, 1)
     groups = np.array([s.attention_data_parallel for s in space.shards], dtype=np.int64)[index[:, 0]]
     table = memory_table(model, space.shards, space.engines, space.pairs) if len(index) else None
-    return Pairs(model, space.shards, space.engines, index[:, 0], index[:, 1], settings, workload, groups, table, None, None)
+    return Pairs(
+        model, space.shards, space.engines, index[:, 0], index[:, 1], settings, workload, groups, table, None, None
+    )
 
 
 def _estimable(pairs: Pairs, near_miss: float, pruned: Counter[str]) -> tuple[Pairs, IntArray]:
