@@ -79,19 +79,23 @@ def _buckets(layers: Sequence[Layer], kv: KvDtype, ways: int) -> tuple[dict[Buck
     """Attention layers by (window or 0, chunked, bytes per token), and the state bytes of each state layer."""
     found: dict[Bucket, int] = {}
     states = []
+    alike: dict[int, list[Layer]] = {}  # equal layers are the same object (ModelSpec)
     for layer in layers:
-        for mixer in layer.mixers:
+        alike.setdefault(id(layer), []).append(layer)
+    for same in alike.values():
+        count = len(same)
+        for mixer in same[0].mixers:
             if isinstance(mixer, StateMixer):
-                states.append(state_bytes(mixer, ways))
+                states += [state_bytes(mixer, ways)] * count
                 continue
             if isinstance(mixer, LatentAttention) and mixer.window:
                 vector = (mixer.kv_lora_rank + mixer.qk_rope_head_dim) * kv.bytes_per_element
-                found[mixer.window, False, vector] = found.get((mixer.window, False, vector), 0) + 1
+                found[mixer.window, False, vector] = found.get((mixer.window, False, vector), 0) + count
             per_token = mixer_token_bytes(mixer, kv, ways)
             if per_token:
                 window = mixer.window or 0 if isinstance(mixer, Attention) and mixer.kind != "full" else 0
                 key = (window, isinstance(mixer, Attention) and mixer.kind == "chunked", per_token)
-                found[key] = found.get(key, 0) + 1
+                found[key] = found.get(key, 0) + count
     return found, states
 
 
@@ -107,7 +111,8 @@ def stage_kv(layers: Sequence[Layer], kv: KvDtype, ways: int, rules: KvRules, en
     """What a sequence costs on a rank that holds `layers`."""
     buckets, states = _buckets(layers, kv, ways)
     fixed = _cross_bytes(layers, kv, ways, encoder_tokens) if encoder_tokens else 0.0
-    compressed = any(isinstance(m, LatentAttention) and m.compression != 1 for layer in layers for m in layer.mixers)
+    distinct = {id(layer): layer for layer in layers}.values()
+    compressed = any(isinstance(m, LatentAttention) and m.compression != 1 for layer in distinct for m in layer.mixers)
     if rules.sliding == "grouped" and not compressed and (len({(w, c) for w, c, _ in buckets}) > 1 or states):
         return _grouped(buckets, states, rules, fixed)
     block, full, windows = rules.block_tokens, 0.0, []
