@@ -10,9 +10,9 @@ import numpy as np
 from planner import __version__
 from planner.clock import today
 from planner.engines.records import EngineSpec
-from planner.estimate.cost.serving import usd_per_million_output_tokens
-from planner.estimate.intervals import interval
-from planner.estimate.operating_point import take
+from planner.estimator.cost.serving import usd_per_million_output_tokens
+from planner.estimator.intervals import interval
+from planner.estimator.operating_point import take
 from planner.hardware.records import Catalog, Offer
 from planner.models.spec import ModelSpec
 from planner.plan import Cost, Deployment, MemoryUse, ModelSummary, OfferChoice, Provenance, Range, ServeSettings
@@ -53,7 +53,7 @@ def deployment(study: Study, row: int, replicas: int, machines: dict[int, int]) 
     """What to start, on what. machines: count by offer position."""
     _, shard, engine, at = parts(study, row)
     settings = study.pairs.settings
-    from planner.estimate.memory.rules import memory_rules
+    from planner.estimator.memory.rules import memory_rules
 
     return Deployment(
         engine=engine.name,

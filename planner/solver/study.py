@@ -11,8 +11,8 @@ import numpy as np
 
 from planner.engines.records import EngineSpec, engine, engines
 from planner.errors import InvalidValueError
-from planner.estimate.operating_point import FloatArray, IntArray, Pairs, Settings, take, total_load
-from planner.estimate.table import NEAR_MISS, PairRows, hopeless, rows_at_saturation, rows_for_load
+from planner.estimator.operating_point import FloatArray, IntArray, Pairs, Settings, take, total_load
+from planner.estimator.table import NEAR_MISS, PairRows, hopeless, rows_at_saturation, rows_for_load
 from planner.hardware.records import Catalog, Offer
 from planner.models.precision import KvDtype, Precision, kv_dtype, kv_dtypes, precision, precisions
 from planner.models.spec import ModelSpec
@@ -157,7 +157,7 @@ def find_offers(request: ServeRequest, catalog: Catalog) -> tuple[Offer, ...]:
 
 def axes_of(model: ModelSpec, request: ServeRequest, near_miss: float) -> Axes:
     """What to search: the pins, the methods, the engines, and the model's own divisibility rules."""
-    from planner.estimate.memory.weights import weights_bytes
+    from planner.estimator.memory.weights import weights_bytes
     from planner.models.limits import (
         pipeline_parallel_problem,
         precision_parallel_problem,
@@ -225,7 +225,7 @@ def memory_pairs(request: ServeRequest, model: ModelSpec, catalog: Catalog) -> t
 
 def _pairs(model: ModelSpec, space: Space, settings: Settings, request: ServeRequest) -> Pairs:
     """All pairs of the space, with their memory table."""
-    from planner.estimate.memory.serving import memory_table
+    from planner.estimator.memory.serving import memory_table
 
     index = np.array(space.pairs, dtype=np.int64).reshape(-1, 2)
     workload = request.workload
@@ -240,7 +240,7 @@ def _pairs(model: ModelSpec, space: Space, settings: Settings, request: ServeReq
 
 def _estimable(pairs: Pairs, near_miss: float, pruned: Counter[str]) -> tuple[Pairs, IntArray]:
     """The pairs with the step table of the shards that are worth timing; positions of those pairs."""
-    from planner.estimate.time.steps import step_table
+    from planner.estimator.time.steps import step_table
 
     if not len(pairs.shard):
         return pairs, np.zeros(0, dtype=np.int64)
@@ -258,7 +258,7 @@ def _estimable(pairs: Pairs, near_miss: float, pruned: Counter[str]) -> tuple[Pa
 
 
 def _operate(pairs: Pairs, alive: IntArray, request: ServeRequest) -> PairRows:
-    from planner.estimate.table import empty_rows
+    from planner.estimator.table import empty_rows
 
     if not len(alive):
         return empty_rows()

@@ -14,9 +14,9 @@ import numpy as np
 
 from planner.engines.training import Framework, frameworks
 from planner.errors import InvalidValueError
-from planner.estimate.memory.training import TrainMemory, training_memory
-from planner.estimate.operating_point import BoolArray, FloatArray, IntArray, take
-from planner.estimate.time.training import TrainTime, training_time
+from planner.estimator.memory.training import TrainMemory, training_memory
+from planner.estimator.operating_point import BoolArray, FloatArray, IntArray, take
+from planner.estimator.time.training import TrainTime, training_time
 from planner.hardware.records import Catalog, Offer
 from planner.models.spec import ModelSpec
 from planner.request import TrainRequest

@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.engines.training import Framework
-from planner.estimate.time.kernels import constants, peak_flops
-from planner.estimate.time.surfaces import Stack, surface_of, table_of
+from planner.estimator.time.kernels import constants, peak_flops
+from planner.estimator.time.surfaces import Stack, surface_of, table_of
 from planner.hardware.records import Gpu
 from planner.models.spec import Attention, DenseMlp, LatentAttention, Layer, MoeMlp
 from planner.request import TrainJob

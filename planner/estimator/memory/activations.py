@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from planner.estimate.memory.rules import MemoryRules
+from planner.estimator.memory.rules import MemoryRules
 from planner.models.spec import DenseMlp, Layer, ModelSpec, MoeMlp
 from planner.units import GIB
 

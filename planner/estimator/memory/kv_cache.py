@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from planner.estimate.memory.rules import KvRules, MemoryRules, memory_rules
-from planner.estimate.memory.weights import stage_layers
+from planner.estimator.memory.rules import KvRules, MemoryRules, memory_rules
+from planner.estimator.memory.weights import stage_layers
 from planner.models.precision import KvDtype
 from planner.models.precision import kv_dtype as kv_named
 from planner.models.spec import Attention, LatentAttention, Layer, Mixer, ModelSpec, StateMixer

@@ -9,11 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.engines.records import EngineSpec
-from planner.estimate.memory.activations import ActivationCost, activation_cost
-from planner.estimate.memory.kv_cache import StageKv, WindowCost, stages_kv
-from planner.estimate.memory.rules import MemoryRules, memory_rules
-from planner.estimate.memory.runtime import graphs_bytes, shard_runtime_bytes
-from planner.estimate.memory.weights import stage_sizes, stage_weights_bytes
+from planner.estimator.memory.activations import ActivationCost, activation_cost
+from planner.estimator.memory.kv_cache import StageKv, WindowCost, stages_kv
+from planner.estimator.memory.rules import MemoryRules, memory_rules
+from planner.estimator.memory.runtime import graphs_bytes, shard_runtime_bytes
+from planner.estimator.memory.weights import stage_sizes, stage_weights_bytes
 from planner.models.spec import ModelSpec
 from planner.space.shard import Shard
 from planner.units import GIB

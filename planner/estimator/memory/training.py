@@ -18,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.engines.training import Framework
-from planner.estimate.memory.train_activations import checkpoint_bytes, layer_kept_bytes, logits_bytes
-from planner.estimate.memory.train_states import PLAIN_BYTES, StateBytes, adapter_params, rank_params, state_bytes
-from planner.estimate.train_stages import split_layers, stages_of
+from planner.estimator.memory.train_activations import checkpoint_bytes, layer_kept_bytes, logits_bytes
+from planner.estimator.memory.train_states import PLAIN_BYTES, StateBytes, adapter_params, rank_params, state_bytes
+from planner.estimator.train_stages import split_layers, stages_of
 from planner.models.spec import ModelSpec
 from planner.request import OFFLOADS, TrainJob
 from planner.space.hardware_classes import HardwareClass

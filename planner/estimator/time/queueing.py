@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.estimate.time.surfaces import FloatArray
+from planner.estimator.time.surfaces import FloatArray
 
 QUANTILE = 0.95
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from planner.estimate.memory.rules import MemoryRules
+from planner.estimator.memory.rules import MemoryRules
 from planner.models.spec import ModelSpec
 from planner.space.shard import Shard
 from planner.units import GIB

@@ -23,10 +23,10 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.engines.records import EngineSpec
-from planner.estimate.time.engine_time import EngineTiming, engine_timing
-from planner.estimate.time.queueing import QUANTILE, Prefill, closed_wait_s, peak, prefill_wait_s, slot_wait_s, tail_s
-from planner.estimate.time.steps import StepTable
-from planner.estimate.time.surfaces import FloatArray, IntArray
+from planner.estimator.time.engine_time import EngineTiming, engine_timing
+from planner.estimator.time.queueing import QUANTILE, Prefill, closed_wait_s, peak, prefill_wait_s, slot_wait_s, tail_s
+from planner.estimator.time.steps import StepTable
+from planner.estimator.time.surfaces import FloatArray, IntArray
 from planner.models.spec import ModelSpec
 from planner.request import Workload
 

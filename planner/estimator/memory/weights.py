@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from planner.estimate.memory.rules import MemoryRules, memory_rules
+from planner.estimator.memory.rules import MemoryRules, memory_rules
 from planner.models.precision import Precision
 from planner.models.precision import precision as precision_named
 from planner.models.spec import Attention, DenseMlp, LatentAttention, Layer, Mixer, ModelSpec, MoeMlp

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from planner.engines.records import EngineSpec
 from planner.errors import PlannerError
-from planner.estimate.memory.serving import MemoryTable, ServingMemory, ServingRows, table_memory
-from planner.estimate.time.serving import LoadRows, ServingCurves, ServingTime, serving_curves, time_under_load
-from planner.estimate.time.steps import StepTable
+from planner.estimator.memory.serving import MemoryTable, ServingMemory, ServingRows, table_memory
+from planner.estimator.time.serving import LoadRows, ServingCurves, ServingTime, serving_curves, time_under_load
+from planner.estimator.time.steps import StepTable
 from planner.models.spec import ModelSpec
 from planner.request import Limits, Workload
 from planner.space.shard import Shard

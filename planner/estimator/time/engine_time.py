@@ -11,7 +11,7 @@ import numpy as np
 
 from planner.engines.records import EngineSpec
 from planner.errors import UnknownNameError
-from planner.estimate.time.surfaces import FloatArray, read_data
+from planner.estimator.time.surfaces import FloatArray, read_data
 
 
 @cache

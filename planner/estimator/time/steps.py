@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.estimate.time.collectives import all_gather_s, all_reduce_s, fabric, p2p_s
-from planner.estimate.time.kernels import Devices, devices, gemm_s, streaming_s
-from planner.estimate.time.layers import (
+from planner.estimator.time.collectives import all_gather_s, all_reduce_s, fabric, p2p_s
+from planner.estimator.time.kernels import Devices, devices, gemm_s, streaming_s
+from planner.estimator.time.layers import (
     ACTIVATION_BYTES,
     Cut,
     kernels_per_layer,
@@ -21,7 +21,7 @@ from planner.estimate.time.layers import (
     mixer_decode_s,
     mixer_prefill_s,
 )
-from planner.estimate.time.surfaces import FloatArray, IntArray
+from planner.estimator.time.surfaces import FloatArray, IntArray
 from planner.models.spec import ModelSpec
 from planner.request import Workload
 from planner.space.shard import Shard

@@ -17,13 +17,13 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.engines.training import Framework, host_link_gb_per_s
-from planner.estimate.memory.train_activations import layer_kept_bytes
-from planner.estimate.memory.train_states import adapter_params, state_bytes
-from planner.estimate.memory.training import RankStage, rank_stages
-from planner.estimate.time.collectives import Fabric, all_gather_s, all_reduce_s, all_to_all_s, fabric, p2p_s
-from planner.estimate.time.kernels import peak_flops
-from planner.estimate.time.train_layers import Passes, Work, gemm, layer_passes
-from planner.estimate.train_stages import Stages, layer_flops_per_token, stages_of
+from planner.estimator.memory.train_activations import layer_kept_bytes
+from planner.estimator.memory.train_states import adapter_params, state_bytes
+from planner.estimator.memory.training import RankStage, rank_stages
+from planner.estimator.time.collectives import Fabric, all_gather_s, all_reduce_s, all_to_all_s, fabric, p2p_s
+from planner.estimator.time.kernels import peak_flops
+from planner.estimator.time.train_layers import Passes, Work, gemm, layer_passes
+from planner.estimator.train_stages import Stages, layer_flops_per_token, stages_of
 from planner.hardware.records import Link
 from planner.models.spec import Attention, LatentAttention, ModelSpec, MoeMlp
 from planner.request import OFFLOADS, TrainJob

@@ -8,12 +8,12 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from planner.estimate.time.surfaces import read_data
+from planner.estimator.time.surfaces import read_data
 
 
 @cache
 def _data() -> dict[str, Any]:
-    data: dict[str, Any] = read_data("planner.estimate", "uncertainty.yaml")
+    data: dict[str, Any] = read_data("planner.estimator", "uncertainty.yaml")
     return data
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.estimate.operating_point import (
+from planner.estimator.operating_point import (
     MAX_REPLICAS,
     SEQUENCE_GRID,
     BoolArray,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from planner.engines.records import EngineSpec
-from planner.estimate.time.surfaces import surface_of
-from planner.estimate.uncertainty import ranges
+from planner.estimator.time.surfaces import surface_of
+from planner.estimator.uncertainty import ranges
 from planner.hardware.records import Gpu
 
 MEASURED_AS = {

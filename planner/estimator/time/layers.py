@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.estimate.time.collectives import Fabric, all_gather_s, all_reduce_s, all_to_all_s, reduce_scatter_s
-from planner.estimate.time.kernels import (
+from planner.estimator.time.collectives import Fabric, all_gather_s, all_reduce_s, all_to_all_s, reduce_scatter_s
+from planner.estimator.time.kernels import (
     CacheShape,
     Devices,
     MoeShape,
@@ -21,7 +21,7 @@ from planner.estimate.time.kernels import (
     prefill_attention_s,
     streaming_s,
 )
-from planner.estimate.time.surfaces import FloatArray, Stack
+from planner.estimator.time.surfaces import FloatArray, Stack
 from planner.models.spec import Attention, DenseMlp, LatentAttention, Layer, Mixer, MoeMlp
 
 ACTIVATION_BYTES = 2.0

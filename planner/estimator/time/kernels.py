@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.errors import InvalidValueError
-from planner.estimate.time.surfaces import FloatArray, Stack, read_data, surface_of
+from planner.estimator.time.surfaces import FloatArray, Stack, read_data, surface_of
 from planner.hardware.records import Gpu
 from planner.models.precision import Precision
 from planner.space.shard import Shard
@@ -28,7 +28,7 @@ SIXTEEN_BIT = ("bf16", "fp16")
 @cache
 def constants() -> dict[str, float]:
     """Constants of the kernel model by name (kernels.yaml holds unit, meaning and source)."""
-    raw = read_data("planner.estimate.time", "kernels.yaml")
+    raw = read_data("planner.estimator.time", "kernels.yaml")
     return {name: float(row["value"]) for name, row in raw["constants"].items()}
 
 

@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.engines.training import Framework, optimizer_state
-from planner.estimate.memory.rules import memory_rules
-from planner.estimate.memory.weights import _Layout, mixer_bytes, mlp_bytes
+from planner.estimator.memory.rules import memory_rules
+from planner.estimator.memory.weights import _Layout, mixer_bytes, mlp_bytes
 from planner.models.precision import precision as precision_named
 from planner.models.spec import Attention, DenseMlp, LatentAttention, Layer, ModelSpec, MoeMlp
 from planner.request import TrainJob

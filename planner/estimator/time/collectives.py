@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from planner.estimate.time.surfaces import FloatArray, read_data
+from planner.estimator.time.surfaces import FloatArray, read_data
 from planner.hardware.records import Link
 from planner.units import GB
 
 
 @cache
 def _data() -> dict[str, Any]:
-    data: dict[str, Any] = read_data("planner.estimate.time", "collectives.yaml")
+    data: dict[str, Any] = read_data("planner.estimator.time", "collectives.yaml")
     return data
 
 
