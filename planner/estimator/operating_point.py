@@ -85,7 +85,9 @@ class Pairs:
         rows = self._load_rows(which, None if by_users else load, load if by_users else None, cap * self.groups[which])
         return time_under_load(self.curves, self.curve_of[which], rows, self.workload)
 
-    def _load_rows(self, which: IntArray, rate: FloatArray | None, users: FloatArray | None, cap: IntArray | None) -> LoadRows:
+    def _load_rows(
+        self, which: IntArray, rate: FloatArray | None, users: FloatArray | None, cap: IntArray | None
+    ) -> LoadRows:
         batched = np.full(len(which), self.settings.max_num_batched_tokens, dtype=np.int64)
         return LoadRows(self.shard[which], self.engine[which], rate, users, batched, cap)
 

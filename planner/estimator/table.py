@@ -141,7 +141,11 @@ def rows_at_saturation(pairs: Pairs, alive: IntArray, limits: Limits) -> PairRow
     if not made:
         return empty_rows()
     pair, seqs, tokens, kept = (np.concatenate(column) for column in zip(*made, strict=True))
-    wanted = {*_best_of_each(pair, np.where(kept, tokens, -1.0)), *_best_of_each(pair, tokens), *np.flatnonzero(seqs == 1)}
+    wanted = {
+        *_best_of_each(pair, np.where(kept, tokens, -1.0)),
+        *_best_of_each(pair, tokens),
+        *np.flatnonzero(seqs == 1),
+    }
     at = np.array(sorted(int(w) for w in wanted), dtype=np.int64)
     time = pairs.time(pair[at], (seqs[at] * pairs.groups[pair[at]]).astype(np.float64), seqs[at])
     return _rows(pairs, pair[at], np.ones(len(at), dtype=np.int64), seqs[at], time)

@@ -16,7 +16,7 @@ from planner.estimator.operating_point import take
 from planner.hardware.records import Catalog, Offer
 from planner.models.spec import ModelSpec
 from planner.plan import Cost, Deployment, MemoryUse, ModelSummary, OfferChoice, Provenance, Range, ServeSettings
-from planner.request import ServeRequest
+from planner.request import ServeRequest, TrainRequest
 from planner.solver.study import Study
 from planner.space.hardware_classes import HardwareClass
 from planner.space.shard import Shard
@@ -156,7 +156,7 @@ def provenance(catalog: Catalog, offers: tuple[OfferChoice, ...]) -> Provenance:
     return Provenance(__version__, newest.isoformat() if newest else None, age)
 
 
-def request_dict(request: ServeRequest) -> dict[str, Any]:
+def request_dict(request: ServeRequest | TrainRequest) -> dict[str, Any]:
     """The request as plain data."""
     tree: dict[str, Any] = asdict(request)
     return tree

@@ -73,6 +73,10 @@ class Rows:
             run_cost=None if self.run_cost is None else self.run_cost[index],
         )
 
+    def cost_of_run(self, row: int) -> int:
+        """Micro-USD of the run of one row; 0 where cost is an hourly rate."""
+        return 0 if self.run_cost is None else int(self.run_cost[row])
+
     def machines(self, replicas: IntArray | None = None) -> IntArray:
         """Machines needed for so many replicas of each row (default: its own fewest)."""
         count = self.replicas if replicas is None else replicas

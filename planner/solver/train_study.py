@@ -279,7 +279,7 @@ def _quantise(
     parts = [_block_rows(block, o, offers[o], b) for b, block in enumerate(blocks) for o in of_class[block.hardware]]
     if not parts:
         empty = np.zeros(0, dtype=np.int64)
-        rows = Rows(*([empty] * 9), metrics={}, run_cost=empty)
+        rows = Rows(empty, empty, empty, empty, empty, empty, empty, empty, empty, {}, empty)
         problem = Problem(request.goal, rows, (), train_limits(request))
         return TrainStudy(request, model, stacks, classes, (), (), problem, empty, empty, seen, dict(pruned))
     rows = _concatenate([p[0] for p in parts])

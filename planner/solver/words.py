@@ -82,7 +82,7 @@ def stale_price(offer: OfferChoice, now: dt.date) -> str:
 def warnings(study: Study, row: int, offers: Sequence[OfferChoice]) -> tuple[str, ...]:
     """What a person should know before spending money."""
     _, shard, engine, _ = parts(study, row)
-    lines = []
+    lines: list[str] = []
     lines.extend(line for offer in offers if (line := stale_price(offer, today())))
     support = engine.support(shard.precision.name, shard.gpu)
     if support is not None and support.needs_checkpoint and shard.precision.name != study.model.native_precision:

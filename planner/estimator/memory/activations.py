@@ -43,7 +43,7 @@ def mlp_token_bytes(layer: Layer, hidden: int, ways: int, tensor_parallel: int) 
 
 
 @lru_cache(maxsize=65536)
-def activation_cost(  # noqa: PLR0917 (axes of a shard)
+def activation_cost(
     model: ModelSpec,
     precision_name: str,
     tensor_parallel: int,

@@ -152,7 +152,7 @@ def _grouped(buckets: dict[Bucket, int], states: list[float], rules: KvRules, fi
 
 
 @lru_cache(maxsize=65536)
-def stages_kv(  # noqa: PLR0917 (axes of a shard)
+def stages_kv(
     model: ModelSpec,
     kv: KvDtype,
     tensor_parallel: int,
@@ -181,7 +181,7 @@ def sequence_bytes(cost: StageKv, tokens: Any, in_flight_tokens: Any = 0) -> Any
     return total
 
 
-def kv_bytes_per_token(  # noqa: PLR0917 (axes of a shard)
+def kv_bytes_per_token(
     model: ModelSpec,
     kv_cache_dtype: KvDtype | str = "bf16",
     tensor_parallel: int = 1,

@@ -261,7 +261,7 @@ def table_memory(table: MemoryTable, pair: IntArray, rows: ServingRows) -> Servi
     )
 
 
-def _stage(  # noqa: PLR0917 (gathered once, shared by all stages)
+def _stage(
     v: FloatArray,
     w: FloatArray,
     rows: ServingRows,

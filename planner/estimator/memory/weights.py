@@ -101,7 +101,7 @@ def mixer_bytes(mixer: Mixer, hidden: int, lay: _Layout, ways: int, index: int =
     return mixer.params(hidden) / ways * lay.of("state", index)
 
 
-def expert_bytes(  # noqa: PLR0917 (axes of a shard)
+def expert_bytes(
     mlp: MoeMlp, hidden: int, lay: _Layout, tensor_parallel: int, expert_parallel: int, index: int = 0
 ) -> float:
     """Routed experts on one rank: experts / expert_parallel, each cut over tensor_parallel / expert_parallel ranks."""
@@ -141,7 +141,7 @@ def mlp_bytes(layer: Layer, hidden: int, lay: _Layout, cuts: tuple[int, int, int
 
 
 @lru_cache(maxsize=65536)
-def stage_weights_bytes(  # noqa: PLR0917 (axes of a shard)
+def stage_weights_bytes(
     model: ModelSpec,
     precision: Precision,
     tensor_parallel: int,
@@ -190,7 +190,7 @@ def rope_cache_bytes(model: ModelSpec, rules: MemoryRules, bytes_per_element: fl
     return int(model.attributes.get("rope_elements", "0")) * bytes_per_element if rules.rope_cache else 0.0
 
 
-def weights_bytes(  # noqa: PLR0917 (axes of a shard)
+def weights_bytes(
     model: ModelSpec,
     precision: Precision | str,
     tensor_parallel: int = 1,
