@@ -99,8 +99,9 @@ class Layout:
 
     @property
     def checkpoint(self) -> str | None:
-        """Which kind of checkpoint MODEL must be; None when the plain one serves."""
-        return facts()["checkpoints"][self.deployment.precision] if self.support.needs_checkpoint else None
+        """Which kind of checkpoint MODEL must be when the plan knows none to load; None when it does."""
+        known = self.deployment.checkpoint or self.deployment.precision == self.plan.model.native_precision
+        return facts()["checkpoints"][self.deployment.precision] if self.support.needs_checkpoint and not known else None
 
     @property
     def gated(self) -> bool:
@@ -190,7 +191,7 @@ def _lay_out(plan: Plan, dep: Deployment, serve: ServeSettings, spec: EngineSpec
         spec=spec,
         support=support,
         offer=offer,
-        model=checked_text(plan.model.hf_id or plan.model.name, "the model"),
+        model=checked_text(dep.checkpoint or plan.model.hf_id or plan.model.name, "the model"),
         vendor=vendor_of(offer.gpu),
         machines=machines,
         replicas=dep.data_parallel,

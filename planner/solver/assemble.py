@@ -9,6 +9,7 @@ import numpy as np
 
 from planner import __version__
 from planner.clock import today
+from planner.engines.formats import checkpoint_for
 from planner.engines.records import EngineSpec
 from planner.estimator.cost.serving import usd_per_million_output_tokens
 from planner.estimator.intervals import interval
@@ -74,7 +75,17 @@ def deployment(study: Study, row: int, replicas: int, machines: dict[int, int]) 
             gpu_memory_utilization=memory_rules(engine.name, engine.version).default_share,
             attention_data_parallel=shard.attention_data_parallel,
         ),
+        checkpoint=checkpoint_to_load(study.model, engine, shard),
     )
+
+
+def checkpoint_to_load(model: ModelSpec, engine: EngineSpec, shard: Shard) -> str | None:
+    """The published checkpoint for a precision that the engine does not make itself; None = the model's own weights."""
+    support = engine.support(shard.precision.name, shard.gpu)
+    if support is None or not support.needs_checkpoint or shard.precision.name == model.native_precision:
+        return None
+    found = checkpoint_for(engine.name, model.hf_id, shard.precision.name)
+    return found.repo if found is not None else None
 
 
 def memory_use(study: Study, row: int) -> MemoryUse:
@@ -142,6 +153,7 @@ def model_summary(model: ModelSpec) -> ModelSummary:
         model.is_moe,
         model.family,
         model.source,
+        model.native_precision,
     )
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from planner.engines.formats import checkpoint_for
 from planner.engines.records import EngineSpec, engine, engines
 from planner.errors import InvalidValueError
 from planner.estimator.operating_point import FloatArray, IntArray, Pairs, Settings, take, total_load
@@ -16,7 +17,7 @@ from planner.estimator.table import NEAR_MISS, PairRows, hopeless, rows_at_satur
 from planner.hardware.records import Catalog, Offer
 from planner.models.precision import KvDtype, Precision, kv_dtype, kv_dtypes, precision, precisions
 from planner.models.spec import ModelSpec
-from planner.request import ServeRequest, Workload
+from planner.request import Pins, ServeRequest, Workload
 from planner.solver.problem import UNBOUNDED, LimitName, OfferColumn, Problem, Rows, duration_bucket
 from planner.space.candidates import Axes, Space, build_space, pinned_rule
 from planner.space.hardware_classes import group_offers, offer_limit
@@ -174,10 +175,26 @@ def axes_of(model: ModelSpec, request: ServeRequest, near_miss: float) -> Axes:
         pinned_rule(lambda pp: pipeline_parallel_problem(model, pp), pins.pipeline_parallel),
         {p.name: weights_bytes(model, p, 1, 1) for p in methods},
         near_miss,
-        model.native_precision,
+        weights_bytes(model, precision(model.native_precision), 1, 1),
+        lambda engine, p, needs: obtainable(model, request.pins, engine, p, needs),
         lambda tp: expert_modes(model, tp),
         lambda p, tp, ep: precision_parallel_problem(model, p, tp, ep),
     )
+
+
+def obtainable(model: ModelSpec, pins: Pins, engine: EngineSpec, weights: Precision, needs_checkpoint: bool) -> bool:
+    """Can the weights be had in this precision, in a format the engine loads?
+
+    As published; made by the engine while it loads 16-bit weights; or as another published checkpoint of the model. A
+    pinned precision, a model without hub id and --unpublished leave finding or making the checkpoint to the user.
+    """
+    if weights.name == model.native_precision:
+        return True
+    if not needs_checkpoint:
+        return model.native_precision in ("bf16", "fp16", "fp32")
+    if pins.precision is not None or pins.unpublished_checkpoints or not model.hf_id:
+        return True
+    return checkpoint_for(engine.name, model.hf_id, weights.name) is not None
 
 
 def expert_modes(model: ModelSpec, tp: int) -> list[tuple[int, int]]:

@@ -12,7 +12,7 @@ from planner.models.precision import precision as precision_of
 from planner.models.spec import ModelSpec
 from planner.plan import OfferChoice, Relaxation
 from planner.request import ServeRequest
-from planner.solver.assemble import parts
+from planner.solver.assemble import checkpoint_to_load, parts
 from planner.solver.explain import Binding
 from planner.solver.problem import TIE_PERCENT, LimitName
 from planner.solver.ranking import Ranking
@@ -86,7 +86,13 @@ def warnings(study: Study, row: int, offers: Sequence[OfferChoice]) -> tuple[str
     lines.extend(line for offer in offers if (line := stale_price(offer, today())))
     support = engine.support(shard.precision.name, shard.gpu)
     if support is not None and support.needs_checkpoint and shard.precision.name != study.model.native_precision:
-        lines.append(f"{shard.precision.name} needs a checkpoint in that format: {support.note or 'find or make one'}.")
+        repo = checkpoint_to_load(study.model, engine, shard)
+        if repo is None:
+            lines.append(
+                f"No published {shard.precision.name} checkpoint is known: find or make one ({support.note or 'see the engine'})."
+            )
+        else:
+            lines.append(f"Loads {repo}, published by others: check that it is the model you mean.")
     if shard.gpu.unverified:
         lines.append(f"Not verified for {shard.gpu.name}: {', '.join(shard.gpu.unverified)}.")
     if not shard.precision.verified:
