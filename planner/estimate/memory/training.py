@@ -29,6 +29,7 @@ from planner.units import GIB
 
 FloatArray = npt.NDArray[np.float64]
 LOAD, BACKWARD, STEP = 0, 1, 2
+QLORA_PRECISION = "bnb-nf4"
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ def rank_stages(model: ModelSpec, job: TrainJob, framework: Framework, combos: C
     """The three stages that can be worst. combos: tensor, pipeline, context, expert parallel, micro-batch size."""
     tensor, pipeline, context, expert, micro = combos
     cut = stages_of(model, job.seq_len, pipeline, np.full(len(tensor), framework.uneven_stages))
-    frozen_name = (job.frozen_precision or "nf4") if job.method == "qlora" else ""
+    frozen_name = (job.frozen_precision or QLORA_PRECISION) if job.method == "qlora" else ""
     (ut, ue), at = compact(tensor, expert)
     params = rank_params(model, ut, ue, frozen_name)
     groups = [layer for layer, _ in model.layer_groups]
@@ -264,7 +265,7 @@ def _one_framework(
         load, backward, step = parts.moments
         peak = np.maximum(np.maximum(load, backward), step)
         moment = np.where(peak == backward, BACKWARD, np.where(peak == step, STEP, LOAD))
-        steady = parts.weights + parts.optimizer + (parts.gradients if n("gradients_held") else 0.0)
+        steady = parts.weights + parts.optimizer + (parts.gradients if n("gradients_held") or n("steady_gradients") else 0.0)
         new = {
             "weights": parts.weights, "gradients": parts.gradients, "optimizer": parts.optimizer, "activations": parts.activations,
             "logits": parts.logits, "buffers": parts.buffers, "steady": steady, "peak": peak, "moment": moment.astype(float),
