@@ -7,6 +7,7 @@ it only when the layout would not fit otherwise. Half of the (model, gpu, source
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -171,6 +172,10 @@ def read_case(row: dict[str, str], catalog: Catalog) -> Case:
         raise _SkipError("the software of this source is not modelled")
     if table["maxtext"]["match"] in row["zero_or_fsdp_stage"]:
         raise _SkipError(table["maxtext"]["reason"])
+    if "VP n/a" in row["notes"] or "(assumed" in row["seq_len"]:
+        raise _SkipError("a number that the estimate needs is not stated")
+    if "packing=false" in row["notes"] or "sample_packing=false" in row["notes"]:
+        raise _SkipError("samples are not packed and their lengths are not stated")
     if "OOM" in row["value"]:
         raise _SkipError("out of memory: a verdict, not a number")
     zero, method = _zero(row), _method(row)
@@ -216,7 +221,8 @@ def _group(cases: Sequence[tuple[int, Case]]) -> list[list[tuple[int, Case]]]:
 def _settled(group: Sequence[Case]) -> list[Case]:
     """Recomputation that the source does not state is assumed only when the layout does not fit without."""
     first, rows = group[0], TrainRows.of([c.layout for c in group])
-    fits = training_memory(first.model, first.job, first.hw, [first.framework], rows).fits
+    memory = training_memory(first.model, first.job, first.hw, [first.framework], rows)
+    fits = memory.peak_bytes <= memory.usable_bytes * tables()["recompute_margin"]
     return [
         c if c.recompute_stated or ok else replace(c, layout=(*c.layout[:9], 1, c.layout[10]))
         for c, ok in zip(group, fits.tolist(), strict=True)
@@ -245,6 +251,13 @@ def _time_value(case: Case, tokens_per_gpu: float, step: float, peak: float) -> 
     return rate / 1e12 if case.metric == "tflops_per_gpu" else rate / peak
 
 
+def _process_bytes(case: Case, allocated: float, usable: float) -> float:
+    """What nvidia-smi shows: allocator peak with its cache (as far as the GPU has room), context, communicators."""
+    n, world = case.framework.number, math.prod(case.layout[1:5])
+    fixed = (n("context_gib") + (n("nccl_gib") if world > 1 else 0.0)) * GIB
+    return max(allocated + fixed, min(allocated * (1 + n("cached_share")) + fixed, usable))
+
+
 def _predict(group: Sequence[Case]) -> list[float]:
     """Predictions of cases that share model, job, hardware and framework, each in the unit of its metric."""
     from planner.estimate.time.kernels import peak_flops
@@ -261,7 +274,7 @@ def _predict(group: Sequence[Case]) -> list[float]:
         if case.metric in TIME_METRICS:
             found.append(_time_value(case, rate, float(time.step_time_s[i]), peak))
         elif kind:
-            sizes = {"rate": rate, "steady": memory.steady_bytes[i] / GIB, "peak": alone / GIB, "process": memory.peak_bytes[i] / MIB}
+            sizes = {"rate": rate, "steady": memory.steady_bytes[i] / GIB, "peak": alone / GIB, "process": _process_bytes(case, alone, memory.usable_bytes[i]) / MIB}
             found.append(float(sizes[kind]))
         else:
             found.append(alone / GB)

@@ -91,7 +91,7 @@ def rank_stages(model: ModelSpec, job: TrainJob, framework: Framework, combos: C
     tokens, ways = micro * float(job.seq_len) / context, tensor.astype(float)
     kept = np.stack([layer_kept_bytes(g, model.hidden, job, framework, tokens, ways) for g in groups], axis=1)
     checkpoint = checkpoint_bytes(model.hidden, framework, tokens, ways)
-    logits = logits_bytes(model.vocab, job, framework, tokens, ways)
+    logits = logits_bytes(model, job, framework, tokens, ways)
     adapters = np.array([adapter_params(model, job, g) for g in groups])
     full, found = job.method == "full", []
     for s in range(3):

@@ -66,7 +66,8 @@ def _gemm_one(work: Work, m: FloatArray, n: FloatArray, k: FloatArray) -> FloatA
     dtype = work.compute_dtype
     table = table_of(name, "gemm", dtype if dtype in ("fp8", "fp4") else "bf16")
     stack = Stack("gemm", table[None], np.zeros(len(m), dtype=np.int64))
-    efficiency = stack.efficiency(n, k, m[:, None])[:, 0] * work.framework.number("gemm_efficiency")
+    suffix = f"_{dtype}" if dtype in ("fp8", "fp4") else ""
+    efficiency = stack.efficiency(n, k, m[:, None])[:, 0] * work.framework.number(f"gemm_efficiency{suffix}")
     element = 1.0 if dtype == "fp8" else 2.0
     compute = 2 * m * n * k / peak_flops(work.gpu, dtype)
     memory = (element * (n * k + m * k) + 2 * m * n) / (work.gpu.bandwidth_gb_per_s * GB)
@@ -101,9 +102,10 @@ def attention(work: Work, mixer: Attention | LatentAttention) -> Passes:
     peak = peak_flops(work.gpu, "bf16")
     if not flash:
         scores = 2.0 * heads * pairs * work.sequences / work.context
-        forward = flops / (peak * n("gemm_efficiency") * 0.5) + 8 * scores / work.bandwidth
+        forward = flops / (peak * n("gemm_efficiency") * 0.5) + n("scores_passes") * scores / work.bandwidth
         return Passes(forward, 2 * forward, np.zeros_like(forward))
-    forward = flops / (peak * efficiency * n("attention_efficiency"))
+    modern = n("attention_hopper") if (work.gpu.compute_capability or 0) >= 9 else 1.0
+    forward = flops / (peak * efficiency * n("attention_efficiency") * modern)
     back = forward * n("attention_backward") / n("attention_backward_efficiency")
     return Passes(forward, back, np.zeros_like(forward))
 
@@ -152,8 +154,8 @@ def _experts(work: Work, mlp: MoeMlp, hidden: int) -> Passes:
     each, h = pairs / local, np.full_like(width, float(mlp.expert_hidden or hidden))
     up = gemm(work, width * (2 if mlp.gated else 1), h, each)
     down = gemm(work, h, width, each)
-    one = up + down
-    return Passes(one.forward * local, one.inputs * local, one.weights * local)
+    one, times = up + down, local / work.framework.number("expert_efficiency")
+    return Passes(one.forward * times, one.inputs * times, one.weights * times)
 
 
 def _feed_forward(work: Work, layer: Layer, hidden: int) -> Passes:
@@ -186,6 +188,7 @@ def layer_passes(work: Work, layer: Layer, hidden: int, kept_bytes: FloatArray) 
     if frozen and work.job.method == "qlora":
         stream = stream + n("dequantise_factor") * 2.5 * layer.params(hidden) / work.tensor / work.bandwidth
     launch = (n("launch_us") + n("launch_tensor_us") * (work.tensor > 1)) * 1e-6 * (1.5 if frozen else 1.0)
+    stream = stream + (n("expert_launch_us") * 1e-6 if isinstance(layer.mlp, MoeMlp) else 0.0)
     forward = np.maximum(products.forward + stream, launch)
     weights = 0.05 * products.weights if frozen else products.weights
     backward = np.maximum(products.inputs + weights + 2 * stream, 2 * launch)

@@ -137,7 +137,8 @@ def _head(model: ModelSpec, work: Work) -> Passes:
     """Output head and loss."""
     n = work.framework.number
     ways = work.tensor if n("logits_split") else np.ones_like(work.tensor)
-    products = gemm(work, model.vocab / ways, np.full_like(ways, float(model.hidden)))
+    plain = replace(work, job=replace(work.job, precision="bf16" if work.job.precision in ("fp8", "fp4") else work.job.precision))
+    products = gemm(plain, model.vocab / ways, np.full_like(ways, float(model.hidden)))
     stream = n("head_passes") * 4.0 * model.vocab * work.tokens / ways / work.bandwidth
     weights = products.weights if work.job.method == "full" else np.zeros_like(stream)
     return Passes(products.forward + stream / 3, products.inputs + weights + stream * 2 / 3, np.zeros_like(stream))
