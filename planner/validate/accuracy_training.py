@@ -52,6 +52,7 @@ class Case:
     recompute_stated: bool
     flops_attention: str
     hardware_flops: bool
+    memory_unit: float = GIB
 
 
 @cache
@@ -103,6 +104,9 @@ def _model(row: dict[str, str]) -> ModelSpec:
     name = tables()["models"].get(row["model"])
     if name:
         return load_model(name, offline=True)
+    dims = tables()["dimensions"].get(row["model"])
+    if dims:
+        return _dense(row["model"], tuple(dims), _number(row["params_b"]) * 1e9)
     if not row["layers"] or not row["ffn"] or "x" in row["ffn"] or row["kv_heads"] == "MLA":
         raise _SkipError(f"dimensions of {row['model']} are not in the row")
     return dense_model(row)
@@ -162,6 +166,20 @@ def _offload(row: dict[str, str]) -> int:
     return OFFLOADS.index("optimizer") if "optimizer" in text else 0
 
 
+def _variant(row: dict[str, str], stack: str, chunked: bool) -> tuple[str, bool]:
+    """Stack and loss of a row that lists techniques; _SkipError for techniques that are not modelled."""
+    table = tables()
+    if any(word in row["optimizer"] for word in table["unmodelled"]):
+        raise _SkipError(f"optimizer {row['optimizer']!r} is not modelled or not stated")
+    match = re.search(r"cumulative technique: ([^;]+)", row["notes"])
+    if match is None:
+        return stack, chunked or ("liger=true" in row["notes"] and "Not using use_liger" not in row["notes"])
+    choice = table["cumulative"].get(match[1].strip())
+    if choice is None:
+        raise _SkipError(f"{match[1].strip()} is not modelled")
+    return str(choice[0]), bool(choice[1])
+
+
 def read_case(row: dict[str, str], catalog: Catalog) -> Case:
     """What a row of training_measured.csv says; _SkipError with the reason when it says too little."""
     if "SUSPECT" in row["notes"]:
@@ -182,6 +200,7 @@ def read_case(row: dict[str, str], catalog: Catalog) -> Case:
     name = source["stack"]
     if name in ("hf_trainer", "axolotl", "litgpt") and int(_number(row["n_gpus"], 1)) > 1:
         name = {"axolotl": "fsdp2", "litgpt": "litgpt_fsdp"}.get(name, "deepspeed" if "zero" in row["zero_or_fsdp_stage"][:4] else "fsdp2")
+    name, chunked = _variant(row, name, bool(source.get("chunked_loss")))
     framework = stacks()[name]
     model = _model(row)
     seq = int(_number(row["seq_len"]))
@@ -197,7 +216,7 @@ def read_case(row: dict[str, str], catalog: Catalog) -> Case:
     interval = 0 if row["recompute"].startswith("none") else (1 if row["recompute"].startswith("full") else 0)
     stated = not row["recompute"].startswith("not stated")
     job = TrainJob(
-        method=method, seq_len=seq, optimizer=_optimizer(row), precision=_precision(row["precision"]),  # type: ignore[arg-type]
+        method=method, seq_len=seq, optimizer=_optimizer(row), precision=_precision(row["precision"]), chunked_loss=chunked,  # type: ignore[arg-type]
         lora_rank=int(_number((re.search(r"lora_r(?:ank)?=(\d+)", row["notes"]) or ["", "8"])[1])),
     )  # fmt: skip
     layout = (
@@ -206,7 +225,7 @@ def read_case(row: dict[str, str], catalog: Catalog) -> Case:
     )  # fmt: skip
     hw = _hardware(row, catalog, source.get("fabric"))
     hardware = "HARDWARE" in row["notes"] or "hardware TFLOPs" in row["notes"]
-    return Case(model, job, framework, hw, layout, _number(row["interleave"], 1), row["metric"], stated, source["attention"], hardware)
+    return Case(model, job, framework, hw, layout, _number(row["interleave"], 1), row["metric"], stated, source["attention"], hardware, GIB if source.get("gib") else GB)
 
 
 def _group(cases: Sequence[tuple[int, Case]]) -> list[list[tuple[int, Case]]]:
@@ -277,7 +296,7 @@ def _predict(group: Sequence[Case]) -> list[float]:
             sizes = {"rate": rate, "steady": memory.steady_bytes[i] / GIB, "peak": alone / GIB, "process": _process_bytes(case, alone, memory.usable_bytes[i]) / MIB}
             found.append(float(sizes[kind]))
         else:
-            found.append(alone / GB)
+            found.append(alone / case.memory_unit)
     return found
 
 

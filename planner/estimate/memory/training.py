@@ -180,7 +180,8 @@ def _parts(stage: RankStage, rows: _Rows, per: StateBytes, job: TrainJob, framew
     gradients = per.gradients * _sharded(dense, experts, rows, 2) * np.where(cpu_states & (rows.zero >= 2), 0.0, 1.0)
     shard = _sharded(dense, experts, rows, 1)
     extra_other = (per.other_optimizer - per.optimizer) * other / np.where(rows.zero >= 1, rows.shards, 1.0)
-    optimizer = np.where(cpu_states, 0.0, per.optimizer * shard + extra_other)
+    saved = np.where(rows.zero == 3, n("stage3_saving_bytes"), 0.0)
+    optimizer = np.where(cpu_states, 0.0, (per.optimizer - saved) * shard + extra_other)
     buffers = _buffers(stage, rows, per, job, framework, (dense, experts))
     flight = np.minimum(rows.stages - stage.position[at], rows.micro_batches)
     interval, kept_layer = rows.interval, stage.kept_layer[at]
@@ -213,6 +214,7 @@ def _buffers(
     other = PLAIN_BYTES * stage.other[at]
     root = other
     layers = n("gathered_layers") * gathered + (n("gathered_gradient_layers") * PLAIN_BYTES * largest if full else 0.0)
+    layers = np.maximum(layers, PLAIN_BYTES * np.minimum(n("max_live_elements"), dense + experts))
     live = layers + root if n("root_gathered") else np.maximum(layers, 2 * other)
     whole = PLAIN_BYTES * (dense + experts) if full else stage.frozen[at]
     total = np.where(rows.zero == 3, live, 0.0)
@@ -223,7 +225,8 @@ def _buffers(
     elif n("bucket_elements"):
         bucket = PLAIN_BYTES * np.minimum(n("bucket_elements"), dense + experts)
         total = total + np.where(rows.zero >= 1, bucket * np.where(rows.zero < 3, 2.0, 1.0), 0.0)
-    unsharded = per.extra * (dense + experts) + np.where(rows.alone, 0.0, n("ddp_bucket_bytes") * (dense + experts))
+    whole_gradients = np.where(rows.micro_batches > 1, n("accumulated_bytes"), 0.0)
+    unsharded = (per.extra + whole_gradients) * (dense + experts) + np.where(rows.alone, 0.0, n("ddp_bucket_bytes") * (dense + experts))
     return np.asarray(np.where(rows.alone & (rows.zero != 3), 0.0, total) + unsharded)
 
 
@@ -235,7 +238,7 @@ def _load_bytes(stage: RankStage, rows: _Rows, per: StateBytes, job: TrainJob, f
     else:
         whole = stage.frozen[at] + per.weights * stage.dense[at]
     sharded = (rows.zero >= 3) | ((rows.zero >= 2) & (n("stage2_gathered") > 0))
-    if job.method == "qlora" and not n("quantised_sharded"):
+    if job.method == "qlora" and (n("load_whole") or not n("quantised_sharded")):
         sharded = np.zeros_like(sharded)
     return np.asarray(np.where(sharded, whole / rows.shards + PLAIN_BYTES * stage.largest[at], whole))
 
@@ -293,10 +296,8 @@ def _host_bytes(
     trainable = total if job.method == "full" else sum(adapter_params(model, job, g) * c for g, c in model.layer_groups)
     base = 0.0 if job.method == "full" else PLAIN_BYTES * total * (0.3 if job.method == "qlora" else 1.0)
     machines = np.maximum(1.0, np.ceil(rows.world / hw.gpus_per_node))
-    states = (
-        np.array([0.0, per.optimizer + per.gradients, per.optimizer + per.gradients + per.weights])[rows.offload]
-        * trainable
-    )
+    kept = per.optimizer + per.gradients - np.where(rows.zero_stage == 3, n("stage3_saving_bytes"), 0.0)
+    states = np.where(rows.offload > 0, kept + np.where(rows.offload == 2, per.weights, 0.0), 0.0) * trainable
     states = states + np.where(rows.offload == 2, base, 0.0) + per.host * trainable
     copies = np.where((rows.zero_stage < 3) & (n("load_all_ranks") > 0), np.minimum(rows.world, hw.gpus_per_node), 1)
     load = (

@@ -23,6 +23,8 @@ from planner.units import GB
 
 FloatArray = npt.NDArray[np.float64]
 
+ALIGNED = 128
+
 
 @dataclass(frozen=True)
 class Work:
@@ -68,6 +70,8 @@ def _gemm_one(work: Work, m: FloatArray, n: FloatArray, k: FloatArray) -> FloatA
     stack = Stack("gemm", table[None], np.zeros(len(m), dtype=np.int64))
     suffix = f"_{dtype}" if dtype in ("fp8", "fp4") else ""
     efficiency = stack.efficiency(n, k, m[:, None])[:, 0] * work.framework.number(f"gemm_efficiency{suffix}")
+    odd = (n % ALIGNED != 0) | (k % ALIGNED != 0)
+    efficiency = efficiency * np.where(odd, work.framework.number("misaligned_efficiency"), 1.0)
     element = 1.0 if dtype == "fp8" else 2.0
     compute = 2 * m * n * k / peak_flops(work.gpu, dtype)
     memory = (element * (n * k + m * k) + 2 * m * n) / (work.gpu.bandwidth_gb_per_s * GB)
