@@ -57,14 +57,14 @@ class Stages:
     """For U pipeline degrees the three stages that can be worst: first, fullest of the middle, last.
 
     counts (U, 3, G): layers of each group; position (U, 3): number of the stage; embeds, heads (U, 3): holds the
-    embedding, the head; mean (U, G): layers of each group on an average stage.
+    embedding, the head; total (G,): layers of each group in the model.
     """
 
     counts: FloatArray
     position: IntArray
     embeds: BoolArray
     heads: BoolArray
-    mean: FloatArray
+    total: FloatArray
 
 
 def stages_of(model: ModelSpec, seq_len: int, pipelines: IntArray, uneven: BoolArray) -> Stages:
@@ -86,6 +86,4 @@ def stages_of(model: ModelSpec, seq_len: int, pipelines: IntArray, uneven: BoolA
         middle = int(np.argmax(table[:-1] @ weight)) if stages > 1 else 0
         chosen = [0, middle, stages - 1]
         counts[i], position[i] = table[chosen], chosen
-    return Stages(
-        counts, position, position == 0, position == (pipelines - 1)[:, None], totals[None, :] / pipelines[:, None]
-    )
+    return Stages(counts, position, position == 0, position == (pipelines - 1)[:, None], totals)
