@@ -53,6 +53,7 @@ class Case:
     flops_attention: str
     hardware_flops: bool
     memory_unit: float = GIB
+    process: bool = False
 
 
 @cache
@@ -180,14 +181,25 @@ def _variant(row: dict[str, str], stack: str, chunked: bool) -> tuple[str, bool]
     return str(choice[0]), bool(choice[1])
 
 
+def _source(row: dict[str, str]) -> dict[str, Any]:
+    """How rows of this source are read; a source that is not listed is guessed from its words, else skipped."""
+    table = tables()
+    found: dict[str, Any] | None = table["sources"].get(row["source"].split("@")[0].split(" ")[0])
+    if found is not None:
+        return found
+    text = " ".join((row["source"], row["notes"], row["zero_or_fsdp_stage"])).lower()
+    for word, stack in table["guesses"]:
+        if word in text:
+            return {"stack": stack, "attention": "full"}
+    raise _SkipError("the software of this source is not modelled")
+
+
 def read_case(row: dict[str, str], catalog: Catalog) -> Case:
     """What a row of training_measured.csv says; _SkipError with the reason when it says too little."""
     if "SUSPECT" in row["notes"]:
         raise _SkipError("flagged SUSPECT in the source")
     table = tables()
-    source = table["sources"].get(row["source"].split("@")[0].split(" ")[0])
-    if source is None:
-        raise _SkipError("the software of this source is not modelled")
+    source = _source(row)
     if table["maxtext"]["match"] in row["zero_or_fsdp_stage"]:
         raise _SkipError(table["maxtext"]["reason"])
     if "VP n/a" in row["notes"] or "(assumed" in row["seq_len"]:
@@ -225,7 +237,7 @@ def read_case(row: dict[str, str], catalog: Catalog) -> Case:
     )  # fmt: skip
     hw = _hardware(row, catalog, source.get("fabric"))
     hardware = "HARDWARE" in row["notes"] or "hardware TFLOPs" in row["notes"]
-    return Case(model, job, framework, hw, layout, _number(row["interleave"], 1), row["metric"], stated, source["attention"], hardware, GIB if source.get("gib") else GB)
+    return Case(model, job, framework, hw, layout, _number(row["interleave"], 1), row["metric"], stated, source["attention"], hardware, GIB if source.get("gib") else GB, bool(source.get("process")))
 
 
 def _group(cases: Sequence[tuple[int, Case]]) -> list[list[tuple[int, Case]]]:
@@ -296,7 +308,8 @@ def _predict(group: Sequence[Case]) -> list[float]:
             sizes = {"rate": rate, "steady": memory.steady_bytes[i] / GIB, "peak": alone / GIB, "process": _process_bytes(case, alone, memory.usable_bytes[i]) / MIB}
             found.append(float(sizes[kind]))
         else:
-            found.append(alone / case.memory_unit)
+            used = _process_bytes(case, alone, memory.usable_bytes[i]) if case.process else alone
+            found.append(used / case.memory_unit)
     return found
 
 
