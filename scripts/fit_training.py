@@ -1,6 +1,7 @@
-"""Fit constants of engines/training.yaml on half of the published measurements; print values and the error of both halves.
+"""Fit constants of engines/training.yaml on half of the published measurements; print them and the error of both halves.
 
-Usage: python scripts/fit_training.py training_measured.csv STACK name=low:high ... (coordinate descent on the mean absolute log error)
+Usage: python scripts/fit_training.py FILE.csv STACK [metrics=a,b] name=low:high ...
+Coordinate descent on mean and median of the absolute log error.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from collections.abc import Callable
 import numpy as np
 
 from planner.engines.training import stacks
-from planner.validate.accuracy_training import half_of, read_case, replay, replay_memory_training, tables
+from planner.validate.accuracy_training import replay, replay_memory_training
+from planner.validate.training_cases import half_of, read_case, tables
 
 STEPS = (0.6, 0.8, 0.9, 0.95, 1.05, 1.1, 1.25, 1.6)
 
@@ -33,18 +35,29 @@ def rows_of(path: str, stack: str, metrics: set[str]) -> list[dict[str, str]]:
             try:
                 if read_case(row, catalog).framework.name == stack:
                     found.append(row)
-            except Exception:  # noqa: S112, BLE001 (rows that cannot be read are not fitted)
+            except Exception:
                 continue
     return found
 
 
 def errors(rows: list[dict[str, str]], run: Callable[[list[dict[str, str]]], list]) -> tuple[np.ndarray, np.ndarray]:
     """Log ratio of prediction and measurement, and the half of each row that has one."""
-    pairs = [(math.log(p.predicted / float(r["value"].strip("]"))), half_of(r)) for r, p in zip(rows, run(rows), strict=True) if p.predicted]
+    pairs = [
+        (math.log(p.predicted / float(r["value"].strip("]"))), half_of(r))
+        for r, p in zip(rows, run(rows), strict=True)
+        if p.predicted
+    ]
     return np.array([p[0] for p in pairs]), np.array([p[1] for p in pairs])
 
 
-def fit(stack: str, bounds: dict[str, tuple[float, float]], rows: list[dict[str, str]], run: Callable, rounds: int = 3, both: bool = False) -> None:
+def fit(
+    stack: str,
+    bounds: dict[str, tuple[float, float]],
+    rows: list[dict[str, str]],
+    run: Callable,
+    rounds: int = 3,
+    both: bool = False,
+) -> None:
     """Coordinate descent on the fit half (both halves when `both`, for stacks with a single group)."""
     constants = stacks()[stack].constants
 
@@ -68,7 +81,13 @@ def fit(stack: str, bounds: dict[str, tuple[float, float]], rows: list[dict[str,
     print(stack, {k: float(f"{constants[k]:.3g}") for k in bounds}, f"score {best:.4f}")
     for h in (0, 1):
         if (half == h).any():
-            print("  half", h, "rows", int((half == h).sum()), f"median APE {np.median(abs(np.expm1(e[half == h]))):.3f} bias {np.median(e[half == h]):.3f}")
+            print(
+                "  half",
+                h,
+                "rows",
+                int((half == h).sum()),
+                f"median APE {np.median(abs(np.expm1(e[half == h]))):.3f} bias {np.median(e[half == h]):.3f}",
+            )
 
 
 def main() -> None:
@@ -89,7 +108,13 @@ def main() -> None:
         where = tables()["memory_rows"]["stacks"]
         index = 0 if stack.endswith("_single") else 1
         kind = next(k for k, v in where.items() if v[index] == stack)
-        rows = [r for r in rows if r["task"] == "train" and (("foak" in r["note"]) == (kind == "foak")) and (int(float(r["n_gpus"])) > 1) == (index == 1)]
+        rows = [
+            r
+            for r in rows
+            if r["task"] == "train"
+            and (("foak" in r["note"]) == (kind == "foak"))
+            and (int(float(r["n_gpus"])) > 1) == (index == 1)
+        ]
     fit(stack, bounds, rows, replay_memory_training if memory else replay, both=both)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +21,7 @@ FloatArray = npt.NDArray[np.float64]
 
 
 def layer_flops_per_token(layer: Layer, hidden: int, seq_len: int) -> float:
-    """Forward FLOPs of one token in a layer: 2 per active parameter, plus causal attention (half of seq_len on average)."""
+    """Forward FLOPs of one token in a layer: 2 per active parameter, plus causal attention (half of seq_len)."""
     flops = 2.0 * layer.active_params(hidden)
     for mixer in layer.mixers:
         if isinstance(mixer, Attention):
@@ -49,7 +50,7 @@ def split_layers(model: ModelSpec, seq_len: int, stages: int, uneven: bool) -> t
         choices = range(max(1, base - int(head) - 2), min(most, base + 1) + 1)
         last = min(choices, key=lambda n: (max(-(-(total - n) // (stages - 1)), n + head), abs(n - base)))
     base, left = divmod(total - last, stages - 1)
-    return tuple(base + (1 if i >= stages - 1 - left else 0) for i in range(stages - 1)) + (last,)
+    return (*(base + (1 if i >= stages - 1 - left else 0) for i in range(stages - 1)), last)
 
 
 @dataclass(frozen=True)
@@ -80,9 +81,7 @@ def stages_of(model: ModelSpec, seq_len: int, pipelines: IntArray, uneven: BoolA
     for i, (stages, loose) in enumerate(zip(pipelines.tolist(), uneven.tolist(), strict=True)):
         sizes = split_layers(model, seq_len, stages, bool(loose))
         bounds = np.concatenate([[0], np.cumsum(sizes)])
-        table = np.stack(
-            [np.bincount(kinds[a:b], minlength=len(groups)) for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
-        )
+        table = np.stack([np.bincount(kinds[a:b], minlength=len(groups)) for a, b in pairwise(bounds)])
         middle = int(np.argmax(table[:-1] @ weight)) if stages > 1 else 0
         chosen = [0, middle, stages - 1]
         counts[i], position[i] = table[chosen], chosen

@@ -25,7 +25,12 @@ one_row = st.tuples(
 
 
 @settings(max_examples=60)
-@given(st.lists(one_row, min_size=1, max_size=20), st.sampled_from([LLAMA, MOE]), st.sampled_from(["full", "lora", "qlora"]), st.booleans())
+@given(
+    st.lists(one_row, min_size=1, max_size=20),
+    st.sampled_from([LLAMA, MOE]),
+    st.sampled_from(["full", "lora", "qlora"]),
+    st.booleans(),
+)
 def test_vector_and_single_agree(rows, spec, method, joined):
     hw = hardware("a100-sxm-80", fabric="ib-200g" if joined else None)
     job = TrainJob(method=method, seq_len=4096)
@@ -60,7 +65,9 @@ def test_qlora_does_not_go_with_deepspeed_zero3():
 
 
 def test_more_than_one_machine_needs_a_network():
-    assert "network" in (layout_problem(LLAMA, TrainJob(), framework("fsdp2"), hardware(fabric=None), row("fsdp2", dp=16, zero=3)) or "")
+    assert "network" in (
+        layout_problem(LLAMA, TrainJob(), framework("fsdp2"), hardware(fabric=None), row("fsdp2", dp=16, zero=3)) or ""
+    )
 
 
 @pytest.mark.parametrize(
@@ -73,7 +80,9 @@ def test_more_than_one_machine_needs_a_network():
     ],
 )
 def test_jobs_a_framework_cannot_do(job, gpu, words):
-    reasons = [job_problem(LLAMA, job, f, hardware(gpu).gpu) for f in (framework("torchtitan"), framework("megatron_bridge"))]
+    reasons = [
+        job_problem(LLAMA, job, f, hardware(gpu).gpu) for f in (framework("torchtitan"), framework("megatron_bridge"))
+    ]
     assert all(words in (r or "") for r in reasons)
 
 

@@ -61,7 +61,14 @@ def test_pure_bf16_peaks_at_10_bytes_on_one_gpu_in_the_optimizer_step():
 @pytest.mark.parametrize(("tensor", "expected"), [(1, 34), (8, 34 / 8)])
 def test_gpt_layer_with_sequence_parallel_keeps_34_sbh_over_t_without_scores(tensor, expected):
     spec = gpt(12288, 1, 96)
-    kept = layer_kept_bytes(spec.layers[0], 12288, TrainJob(seq_len=2048), stacks()["megatron_bridge"], np.array([2048.0]), np.array([float(tensor)]))
+    kept = layer_kept_bytes(
+        spec.layers[0],
+        12288,
+        TrainJob(seq_len=2048),
+        stacks()["megatron_bridge"],
+        tokens=np.array([2048.0]),
+        tensor=np.array([float(tensor)]),
+    )
     fused = 8 + 4 + 4 + 16  # the fused kernel set has no dropout masks: 32 instead of 34
     assert kept[0] / (2048 * 12288) == pytest.approx(expected * fused / 34)
 
@@ -70,13 +77,20 @@ def test_gpt_layer_with_sequence_parallel_keeps_34_sbh_over_t_without_scores(ten
 def test_gpt_layer_without_flash_follows_korthikanti_equation_2(tensor):
     """s b h (10 + 24/t + 5 a s/(h t)), arXiv:2205.05198; 175B: a = 96, h = 12288, s = 2048."""
     spec = gpt(12288, 1, 96)
-    kept = layer_kept_bytes(spec.layers[0], 12288, TrainJob(seq_len=2048), stacks()["bigscience"], np.array([2048.0]), np.array([float(tensor)]))
+    kept = layer_kept_bytes(
+        spec.layers[0],
+        12288,
+        TrainJob(seq_len=2048),
+        stacks()["bigscience"],
+        tokens=np.array([2048.0]),
+        tensor=np.array([float(tensor)]),
+    )
     assert kept[0] / (2048 * 12288) == pytest.approx(10 + 24 / tensor + 5 * 96 * 2048 / (12288 * tensor), rel=1e-6)
 
 
 @pytest.mark.parametrize(("stack", "copies"), [("torchtitan", 41), ("fsdp2", 56)])
 def test_llama_8b_layer_keeps_41_fused_and_56_eager(stack, copies):
-    kept = layer_kept_bytes(LLAMA.layers[0], 4096, JOB, stacks()[stack], np.array([1.0]), np.array([1.0]))
+    kept = layer_kept_bytes(LLAMA.layers[0], 4096, JOB, stacks()[stack], tokens=np.array([1.0]), tensor=np.array([1.0]))
     assert kept[0] / 4096 == pytest.approx(copies, rel=0.02)
 
 
@@ -110,11 +124,16 @@ def test_lora_trains_few_parameters_and_freezes_16_bit_weights():
 def test_qlora_shrinks_the_base_to_about_half_a_byte():
     job = TrainJob(method="qlora")
     got = memory(model("llama-2-70b"), job, hardware(), row("ddp"))
-    assert got.weights_bytes[0] / 2**30 == pytest.approx(34.6, rel=0.03)  # 34.63 GiB loaded (fms-acceleration, 70B 4-bit)
+    assert got.weights_bytes[0] / 2**30 == pytest.approx(
+        34.6, rel=0.03
+    )  # 34.63 GiB loaded (fms-acceleration, 70B 4-bit)
 
 
 def test_chunked_loss_removes_the_logits():
-    whole, chunked = (memory(LLAMA, TrainJob(seq_len=SEQ, chunked_loss=c), hardware(), row("fsdp2", dp=8, zero=3, mbs=4)) for c in (False, True))
+    whole, chunked = (
+        memory(LLAMA, TrainJob(seq_len=SEQ, chunked_loss=c), hardware(), row("fsdp2", dp=8, zero=3, mbs=4))
+        for c in (False, True)
+    )
     assert chunked.logits_bytes[0] < 0.3 * whole.logits_bytes[0]
     assert chunked.peak_bytes[0] < whole.peak_bytes[0]
 
@@ -138,16 +157,32 @@ def test_paged_moments_are_host_memory():
 
 def test_experts_are_spread_by_expert_parallel():
     spec, job = model("qwen3-30b-a3b"), TrainJob(seq_len=SEQ)
-    got = memory(spec, job, hardware("h100-sxm"), row("megatron_bridge", dp=8, zero=1, k=1), row("megatron_bridge", dp=8, ep=8, zero=1, k=1))
+    got = memory(
+        spec,
+        job,
+        hardware("h100-sxm"),
+        row("megatron_bridge", dp=8, zero=1, k=1),
+        row("megatron_bridge", dp=8, ep=8, zero=1, k=1),
+    )
     assert got.weights_bytes[1] < 0.3 * got.weights_bytes[0]
 
 
 degrees = st.sampled_from([1, 2, 4, 8])
 
 
-@given(st.sampled_from(["deepspeed", "fsdp2", "torchtitan", "megatron_bridge"]), degrees, degrees, st.integers(0, 3), st.integers(1, 4))
+@given(
+    st.sampled_from(["deepspeed", "fsdp2", "torchtitan", "megatron_bridge"]),
+    degrees,
+    degrees,
+    st.integers(0, 3),
+    st.integers(1, 4),
+)
 def test_more_data_parallel_ranks_never_need_more(framework, dp, mbs, zero, accumulation):
-    zero = min(zero, 1) if framework == "megatron_bridge" else (max(2, zero) if framework in ("fsdp2", "torchtitan") else zero)
+    zero = (
+        min(zero, 1)
+        if framework == "megatron_bridge"
+        else (max(2, zero) if framework in ("fsdp2", "torchtitan") else zero)
+    )
     job, hw = TrainJob(seq_len=1024), hardware()
     got = memory(LLAMA, job, hw, *(row(framework, dp=d, zero=zero, mbs=mbs, ga=accumulation) for d in (2 * dp, 4 * dp)))
     states = got.weights_bytes + got.gradients_bytes + got.optimizer_bytes
@@ -157,7 +192,9 @@ def test_more_data_parallel_ranks_never_need_more(framework, dp, mbs, zero, accu
 
 @given(degrees, st.integers(1, 8))
 def test_a_higher_zero_stage_never_holds_more_states(dp, mbs):
-    got = memory(LLAMA, TrainJob(seq_len=1024), hardware(), *(row("deepspeed", dp=2 * dp, zero=z, mbs=mbs) for z in range(4)))
+    got = memory(
+        LLAMA, TrainJob(seq_len=1024), hardware(), *(row("deepspeed", dp=2 * dp, zero=z, mbs=mbs) for z in range(4))
+    )
     states = got.weights_bytes + got.gradients_bytes + got.optimizer_bytes
     assert (np.diff(states) <= 1e-3).all()
 
@@ -166,19 +203,31 @@ def test_a_higher_zero_stage_never_holds_more_states(dp, mbs):
 def test_intervals_store_fewer_checkpoints_but_hold_more_live_layers(k, mbs):
     got = memory(LLAMA, JOB, hardware(), *(row("fsdp2", dp=8, zero=3, mbs=mbs, k=x) for x in (0, 1, k)))
     assert got.activations_bytes[1] < got.activations_bytes[0]
-    kept = layer_kept_bytes(LLAMA.layers[0], 4096, JOB, stacks()["fsdp2"], np.array([mbs * SEQ * 1.0]), np.array([1.0]))[0]
+    kept = layer_kept_bytes(
+        LLAMA.layers[0], 4096, JOB, stacks()["fsdp2"], tokens=np.array([mbs * SEQ * 1.0]), tensor=np.array([1.0])
+    )[0]
     live, stored = stacks()["fsdp2"].number("live_layers"), np.ceil(32 / k) * 2 * 4096 * mbs * SEQ
     assert got.activations_bytes[2] == pytest.approx(stored + (k + live) * kept)
 
 
 def test_the_first_pipeline_stage_holds_most_micro_batches():
     spec, job = gpt(4096, 32, 32), TrainJob(seq_len=2048)
-    few, many = memory(spec, job, hardware(), row("megatron_bridge", pp=8, zero=0, ga=4, k=0)), memory(spec, job, hardware(), row("megatron_bridge", pp=8, zero=0, ga=64, k=0))
-    assert many.activations_bytes[0] / few.activations_bytes[0] == pytest.approx(2, rel=0.05)  # min(p - stage, m): 8 against 4
+    few, many = (
+        memory(spec, job, hardware(), row("megatron_bridge", pp=8, zero=0, ga=4, k=0)),
+        memory(spec, job, hardware(), row("megatron_bridge", pp=8, zero=0, ga=64, k=0)),
+    )
+    assert many.activations_bytes[0] / few.activations_bytes[0] == pytest.approx(
+        2, rel=0.05
+    )  # min(p - stage, m): 8 against 4
     assert many.worst_moment[0] == BACKWARD
 
 
 def test_rows_of_several_frameworks_are_independent():
-    rows = [row("ddp"), row("fsdp2", dp=8, zero=3), row("deepspeed", dp=4, zero=2), row("megatron_bridge", tp=2, pp=2, dp=2, zero=1, ga=4)]
+    rows = [
+        row("ddp"),
+        row("fsdp2", dp=8, zero=3),
+        row("deepspeed", dp=4, zero=2),
+        row("megatron_bridge", tp=2, pp=2, dp=2, zero=1, ga=4),
+    ]
     together = memory(LLAMA, JOB, hardware(), *rows)
     assert together.peak_bytes == pytest.approx([memory(LLAMA, JOB, hardware(), r).peak_bytes[0] for r in rows])

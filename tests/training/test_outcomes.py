@@ -22,19 +22,32 @@ def test_llama3_8b_on_eight_24_gb_cards_needs_offload():
 
 
 def test_llama3_70b_zero3_fails_on_16_cards_of_80_gb_and_fits_on_32():
-    got = memory(model("llama-3-70b"), TrainJob(seq_len=2048), hardware(), row("deepspeed", dp=16, zero=3), row("deepspeed", dp=32, zero=3))
+    got = memory(
+        model("llama-3-70b"),
+        TrainJob(seq_len=2048),
+        hardware(),
+        row("deepspeed", dp=16, zero=3),
+        row("deepspeed", dp=32, zero=3),
+    )
     assert got.fits.tolist() == [False, True]
 
 
 def test_llama_33b_offloaded_needs_more_than_600_gb_of_host_memory_and_at_most_800():
-    got = memory(model("huggyllama/llama-30b"), TrainJob(seq_len=2048), hardware("a100-sxm-40"), row("deepspeed", dp=8, zero=3, offload="optimizer+parameters"))
+    got = memory(
+        model("huggyllama/llama-30b"),
+        TrainJob(seq_len=2048),
+        hardware("a100-sxm-40"),
+        row("deepspeed", dp=8, zero=3, offload="optimizer+parameters"),
+    )
     assert got.fits[0]
     assert 600e9 < got.host_ram_bytes[0] <= 800e9
 
 
 @pytest.mark.parametrize("cards", [7, 8])
 def test_qwen_32b_zero3_does_not_fit_seven_or_eight_80_gb_cards(cards):
-    assert not memory(model("qwen2.5-32b"), TrainJob(seq_len=1024), hardware("a800-sxm-80"), row("deepspeed", dp=cards, zero=3)).fits[0]
+    assert not memory(
+        model("qwen2.5-32b"), TrainJob(seq_len=1024), hardware("a800-sxm-80"), row("deepspeed", dp=cards, zero=3)
+    ).fits[0]
 
 
 def test_qwen_32b_fsdp_on_16_cards_fits_20k_tokens_but_not_32k_and_eight_cards_fit_neither():
@@ -60,7 +73,9 @@ def test_70b_qlora_runs_out_of_memory_while_loading_on_24_gb_and_fits_48(stack):
 
 
 def test_70b_qlora_is_small_once_fsdp_has_sharded_it():
-    got = memory(model("llama-2-70b"), TrainJob(method="qlora", seq_len=512), hardware("rtx-a6000"), row("fsdp2", dp=4, zero=3))
+    got = memory(
+        model("llama-2-70b"), TrainJob(method="qlora", seq_len=512), hardware("rtx-a6000"), row("fsdp2", dp=4, zero=3)
+    )
     assert got.steady_bytes[0] / 1e9 == pytest.approx(10, rel=0.1)
 
 
@@ -72,7 +87,10 @@ def test_llama_7b_full_fails_on_one_80_gb_card_and_works_on_two():
 
 def test_llama_7b_fsdp_offload_on_40_gb_fits_batch_2_but_not_3():
     spec, job, hw = model("llama-2-7b"), TrainJob(seq_len=512), hardware("a100-sxm-40")
-    rows = [row("hf_fsdp_2023", dp=d, zero=3, mbs=b, ga=8, k=0, offload="optimizer+parameters") for d, b in ((8, 2), (4, 2), (4, 3))]
+    rows = [
+        row("hf_fsdp_2023", dp=d, zero=3, mbs=b, ga=8, k=0, offload="optimizer+parameters")
+        for d, b in ((8, 2), (4, 2), (4, 3))
+    ]
     assert memory(spec, job, hw, *rows).fits.tolist() == [True, True, False]
 
 

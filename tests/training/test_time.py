@@ -22,20 +22,35 @@ def test_bloom_batch_size_sweep():
     """bigscience chronicles-prequel: 182B (13824 x 78, 96 heads, 250k tokens), TP4 PP12 DP8 MBS2 on 384 A100,
     four 100 Gbit/s cards for eight GPUs (Jean Zay); one constant is fitted."""
     spec = gpt(13824, 78, 96, 250880)
-    got = step(spec, TrainJob(seq_len=2048), hardware(fabric="tcp-50g"), *(row("bigscience", tp=4, pp=12, dp=8, zero=1, mbs=2, ga=m) for m in (32, 64, 96, 128)))
+    got = step(
+        spec,
+        TrainJob(seq_len=2048),
+        hardware(fabric="tcp-50g"),
+        *(row("bigscience", tp=4, pp=12, dp=8, zero=1, mbs=2, ga=m) for m in (32, 64, 96, 128)),
+    )
     assert got.step_time_s == pytest.approx([35.77, 59.65, 83.11, 107.12], rel=0.06)
     assert np.diff(got.step_time_s) == pytest.approx(np.diff([35.77, 59.65, 83.11, 107.12]), rel=0.03)
 
 
 def test_full_recompute_costs_about_a_third():
     """arXiv:2205.05198 table 5: 175B 18.13 s with full recomputation against 13.75 s with selective: 1.32."""
-    got = step(gpt(12288, 96, 96), TrainJob(seq_len=2048), hardware(), *(row("megatron_bridge", tp=8, pp=8, zero=0, ga=64, k=k) for k in (1, 0)))
+    got = step(
+        gpt(12288, 96, 96),
+        TrainJob(seq_len=2048),
+        hardware(),
+        *(row("megatron_bridge", tp=8, pp=8, zero=0, ga=64, k=k) for k in (1, 0)),
+    )
     assert got.step_time_s[0] / got.step_time_s[1] == pytest.approx(1.32, rel=0.08)
 
 
 def test_llm_foundry_7b_on_eight_a100():
     """mosaicml/llm-foundry benchmark table: MPT-7B, 2048 tokens, 8x A100-80GB reaches 0.4 to 0.5 MFU."""
-    got = step(gpt(4096, 32, 32, 50368), TrainJob(seq_len=2048), hardware(), row("llm_foundry", dp=8, zero=3, mbs=6, ga=21, k=0))
+    got = step(
+        gpt(4096, 32, 32, 50368),
+        TrainJob(seq_len=2048),
+        hardware(),
+        row("llm_foundry", dp=8, zero=3, mbs=6, ga=21, k=0),
+    )
     assert 0.40 < got.mfu[0] < 0.62
 
 
@@ -46,9 +61,21 @@ def test_model_flops_are_6n_plus_causal_attention():
 
 
 def test_parts_add_up_to_the_step():
-    rows = [row("megatron_bridge", tp=2, pp=4, dp=2, zero=1, ga=16, k=1), row("deepspeed", dp=8, zero=3, offload="optimizer"), row("fsdp2", dp=8, zero=3)]
+    rows = [
+        row("megatron_bridge", tp=2, pp=4, dp=2, zero=1, ga=16, k=1),
+        row("deepspeed", dp=8, zero=3, offload="optimizer"),
+        row("fsdp2", dp=8, zero=3),
+    ]
     got = step(LLAMA, JOB, hardware(), *rows)
-    parts = got.compute_s + got.recompute_s + got.tensor_comm_s + got.pipeline_bubble_s + got.data_comm_exposed_s + got.optimizer_s + got.offload_s
+    parts = (
+        got.compute_s
+        + got.recompute_s
+        + got.tensor_comm_s
+        + got.pipeline_bubble_s
+        + got.data_comm_exposed_s
+        + got.optimizer_s
+        + got.offload_s
+    )
     assert got.step_time_s == pytest.approx(parts)
 
 
@@ -62,30 +89,53 @@ def test_bubble_follows_1f1b():
 @given(st.sampled_from([1, 2, 4, 8]), st.integers(1, 16))
 def test_zero3_traffic_grows_with_accumulation_but_zero1_does_not(mbs, m):
     slow = hardware("a100-sxm-80", fabric="tcp-10g")
-    one, three = ([step(LLAMA, JOB, slow, row("deepspeed", dp=16, zero=z, mbs=mbs, ga=g)).data_comm_exposed_s[0] for g in (m, 2 * m)] for z in (1, 3))
+    one, three = (
+        [
+            step(LLAMA, JOB, slow, row("deepspeed", dp=16, zero=z, mbs=mbs, ga=g)).data_comm_exposed_s[0]
+            for g in (m, 2 * m)
+        ]
+        for z in (1, 3)
+    )
     assert one[1] == pytest.approx(one[0], rel=0.01)
     assert three[1] == pytest.approx(2 * three[0], rel=0.01)
 
 
 @given(st.sampled_from([0, 1, 2, 3]), st.sampled_from([2, 4, 8]))
 def test_more_tokens_take_longer_and_recompute_is_never_free(zero, dp):
-    got = step(LLAMA, JOB, hardware(), row("deepspeed", dp=dp, zero=zero, k=0), row("deepspeed", dp=dp, zero=zero, k=1), row("deepspeed", dp=dp, zero=zero, k=0, mbs=2))
+    got = step(
+        LLAMA,
+        JOB,
+        hardware(),
+        row("deepspeed", dp=dp, zero=zero, k=0),
+        row("deepspeed", dp=dp, zero=zero, k=1),
+        row("deepspeed", dp=dp, zero=zero, k=0, mbs=2),
+    )
     assert got.step_time_s[1] > got.step_time_s[0]
     assert got.step_time_s[2] > got.step_time_s[0]
 
 
 def test_offload_is_slower():
-    got = step(LLAMA, JOB, hardware(), *(row("deepspeed", dp=8, zero=3, offload=o) for o in ("none", "optimizer", "optimizer+parameters")))
+    got = step(
+        LLAMA,
+        JOB,
+        hardware(),
+        *(row("deepspeed", dp=8, zero=3, offload=o) for o in ("none", "optimizer", "optimizer+parameters")),
+    )
     assert (np.diff(got.step_time_s) > 0).all()
 
 
 def test_lora_skips_the_weight_gradients():
-    full, lora = (step(LLAMA, TrainJob(method=m, seq_len=4096), hardware(), row("ddp", mbs=4)) for m in ("full", "lora"))
+    full, lora = (
+        step(LLAMA, TrainJob(method=m, seq_len=4096), hardware(), row("ddp", mbs=4)) for m in ("full", "lora")
+    )
     assert 0.6 < lora.compute_s[0] / full.compute_s[0] < 0.8
 
 
 def test_slow_networks_show_in_the_data_parallel_part():
-    fast, slow = (step(LLAMA, JOB, hardware(fabric=f), row("fsdp2", dp=32, zero=3)).data_comm_exposed_s[0] for f in ("ib-400g", "tcp-10g"))
+    fast, slow = (
+        step(LLAMA, JOB, hardware(fabric=f), row("fsdp2", dp=32, zero=3)).data_comm_exposed_s[0]
+        for f in ("ib-400g", "tcp-10g")
+    )
     assert slow > 5 * fast
 
 
@@ -113,7 +163,12 @@ def test_stages_hold_all_layers_and_the_last_one_fewest(stages):
 def test_uneven_stages_are_faster_where_the_head_is_heavy():
     spec = gpt(2048, 32, 16, 256000)
     even = step(spec, JOB, hardware(), row("internevo", pp=8, ga=32, k=0))
-    assert stage_layers_for(spec, JOB, hardware(), FRAMEWORKS[NAMES.index("megatron_bridge")], row("megatron_bridge", pp=8))[-1] < 4
+    assert (
+        stage_layers_for(
+            spec, JOB, hardware(), FRAMEWORKS[NAMES.index("megatron_bridge")], row("megatron_bridge", pp=8)
+        )[-1]
+        < 4
+    )
     assert even.step_time_s[0] > 0
 
 

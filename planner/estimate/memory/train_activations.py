@@ -1,6 +1,6 @@
 """Bytes that forward keeps for backward, per layer and micro-batch on one rank, and bytes of logits and loss.
 
-kept = tokens (c_h h + c_q q + c_kv (k + v) + c_f f), coefficients by kernel set (training.yaml); Llama-3-8B fused: 41 s b h
+kept = tokens (c_h h + c_q q + c_kv (k + v) + c_f f); Llama-3-8B fused: 41 s b h
 checkpoint: tokens * 2 h (cut by tensor ranks only with sequence parallel)
 """
 
@@ -18,7 +18,7 @@ CHECKPOINT_BYTES = 2.0
 
 
 def layer_kept_bytes(
-    layer: Layer, hidden: int, job: TrainJob, framework: Framework, tokens: FloatArray, tensor: FloatArray
+    layer: Layer, hidden: int, job: TrainJob, framework: Framework, *, tokens: FloatArray, tensor: FloatArray
 ) -> FloatArray:
     """Bytes one layer keeps for `tokens` tokens of a rank (its share of the sequence), shape of tokens.
 
@@ -59,8 +59,10 @@ def checkpoint_bytes(hidden: int, framework: Framework, tokens: FloatArray, tens
     return np.asarray(CHECKPOINT_BYTES * hidden * tokens / ways)
 
 
-def logits_bytes(model: ModelSpec, job: TrainJob, framework: Framework, tokens: FloatArray, tensor: FloatArray) -> FloatArray:
-    """Logits with loss and gradient for `tokens` tokens, c_V V + c_h h bytes each; a chunked loss keeps one chunk of the first."""
+def logits_bytes(
+    model: ModelSpec, job: TrainJob, framework: Framework, tokens: FloatArray, tensor: FloatArray
+) -> FloatArray:
+    """Logits with loss and gradient, c_V V + c_h h bytes a token; a chunked loss keeps one chunk of the first."""
     n = framework.number
     ways = tensor if n("logits_split") else np.ones_like(tensor)
     whole = n("logits_bytes") * model.vocab * tokens / ways

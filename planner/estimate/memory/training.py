@@ -5,7 +5,7 @@
     load     = what a rank holds while the checkpoint is read
     peak     = max of the three + context, communicators, fragmentation
 
-stored: 1F1B keeps min(P - stage, m) micro-batches. States: train_states.py; activations and logits: train_activations.py.
+stored: 1F1B keeps min(P - stage, m) micro-batches. States: train_states.py; activations: train_activations.py.
 Measured error: see planner accuracy --training.
 """
 
@@ -34,9 +34,9 @@ QLORA_PRECISION = "bnb-nf4"
 
 @dataclass(frozen=True)
 class TrainMemory:
-    """Bytes on the worst rank at the worst moment, float arrays of equal length. worst_moment: 0 load, 1 backward, 2 step.
+    """Bytes on the worst rank at the worst moment, equal-length arrays. worst_moment: 0 load, 1 backward, 2 step.
 
-    The seven parts are those of the worst stage (activations and logits at backward); steady = what stays between steps.
+    The seven parts are those of the worst stage (activations and logits at backward); steady: between steps.
     usable_bytes: what the GPU offers. host_ram_bytes: per machine, a hard constraint.
     """
 
@@ -89,7 +89,9 @@ def rank_stages(model: ModelSpec, job: TrainJob, framework: Framework, combos: C
     params = rank_params(model, ut, ue, frozen_name)
     groups = [layer for layer, _ in model.layer_groups]
     tokens, ways = micro * float(job.seq_len) / context, tensor.astype(float)
-    kept = np.stack([layer_kept_bytes(g, model.hidden, job, framework, tokens, ways) for g in groups], axis=1)
+    kept = np.stack(
+        [layer_kept_bytes(g, model.hidden, job, framework, tokens=tokens, tensor=ways) for g in groups], axis=1
+    )
     checkpoint = checkpoint_bytes(model.hidden, framework, tokens, ways)
     logits = logits_bytes(model, job, framework, tokens, ways)
     adapters = np.array([adapter_params(model, job, g) for g in groups])
@@ -124,7 +126,7 @@ def rank_stages(model: ModelSpec, job: TrainJob, framework: Framework, combos: C
                 gathered,
                 largest,
                 cut.position[:, s],
-            )  # fmt: skip
+            )
         )
     return tuple(found)
 
@@ -182,7 +184,7 @@ def _parts(stage: RankStage, rows: _Rows, per: StateBytes, job: TrainJob, framew
     extra_other = (per.other_optimizer - per.optimizer) * other / np.where(rows.zero >= 1, rows.shards, 1.0)
     saved = np.where(rows.zero == 3, n("stage3_saving_bytes"), 0.0)
     optimizer = np.where(cpu_states, 0.0, (per.optimizer - saved) * shard + extra_other)
-    buffers = _buffers(stage, rows, per, job, framework, (dense, experts))
+    buffers = _buffers(stage, rows, per, job, framework, params=(dense, experts))
     flight = np.minimum(rows.stages - stage.position[at], rows.micro_batches)
     interval, kept_layer = rows.interval, stage.kept_layer[at]
     on = interval > 0
@@ -204,6 +206,7 @@ def _buffers(
     per: StateBytes,
     job: TrainJob,
     framework: Framework,
+    *,
     params: tuple[FloatArray, FloatArray],
 ) -> FloatArray:
     """Unsharded copies and buckets: gathered layers, root group, autocast copies, reduce buckets."""
@@ -226,7 +229,9 @@ def _buffers(
         bucket = PLAIN_BYTES * np.minimum(n("bucket_elements"), dense + experts)
         total = total + np.where(rows.zero >= 1, bucket * np.where(rows.zero < 3, 2.0, 1.0), 0.0)
     whole_gradients = np.where(rows.micro_batches > 1, n("accumulated_bytes"), 0.0)
-    unsharded = (per.extra + whole_gradients) * (dense + experts) + np.where(rows.alone, 0.0, n("ddp_bucket_bytes") * (dense + experts))
+    unsharded = (per.extra + whole_gradients) * (dense + experts) + np.where(
+        rows.alone, 0.0, n("ddp_bucket_bytes") * (dense + experts)
+    )
     return np.asarray(np.where(rows.alone & (rows.zero != 3), 0.0, total) + unsharded)
 
 
@@ -268,11 +273,20 @@ def _one_framework(
         load, backward, step = parts.moments
         peak = np.maximum(np.maximum(load, backward), step)
         moment = np.where(peak == backward, BACKWARD, np.where(peak == step, STEP, LOAD))
-        steady = parts.weights + parts.optimizer + (parts.gradients if n("gradients_held") or n("steady_gradients") else 0.0)
+        steady = (
+            parts.weights + parts.optimizer + (parts.gradients if n("gradients_held") or n("steady_gradients") else 0.0)
+        )
         new = {
-            "weights": parts.weights, "gradients": parts.gradients, "optimizer": parts.optimizer, "activations": parts.activations,
-            "logits": parts.logits, "buffers": parts.buffers, "steady": steady, "peak": peak, "moment": moment.astype(float),
-        }  # fmt: skip
+            "weights": parts.weights,
+            "gradients": parts.gradients,
+            "optimizer": parts.optimizer,
+            "activations": parts.activations,
+            "logits": parts.logits,
+            "buffers": parts.buffers,
+            "steady": steady,
+            "peak": peak,
+            "moment": moment.astype(float),
+        }
         if best:
             worse = peak > best["peak"]
             new = {k: np.where(worse, v, best[k]) for k, v in new.items()}

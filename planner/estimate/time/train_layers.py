@@ -1,9 +1,11 @@
 """Time of one decoder layer in training, forward and backward, on one rank: GEMMs by shape, attention, small kernels.
 
-    forward  = max(GEMM + attention + streaming, launch)      backward = max(2 GEMM + 2.5 attention + 2 streaming, 2 launch)
+    forward  = max(GEMM + attention + streaming, launch)
+    backward = max(2 GEMM + 2.5 attention + 2 streaming, 2 launch)
 
-GEMM: 2 m n k / (peak * efficiency(n, k, m)); the gradients of inputs and of weights are GEMMs of their own shapes (the latter only where
-weights train). Efficiencies: hardware_catalog/kernels. All arrays are (U,): combinations of tensor, context, expert parallel, micro-batch.
+GEMM: 2 m n k / (peak * efficiency(n, k, m)); gradients of inputs and of weights are GEMMs of their own shapes (the latter
+only where weights train). Efficiencies: hardware_catalog/kernels. All arrays are (U,): combinations of tensor, context and
+expert parallel and micro-batch.
 """
 
 from __future__ import annotations
@@ -86,9 +88,9 @@ def gemm(work: Work, n: FloatArray, k: FloatArray, tokens: FloatArray | None = N
 
 
 def attention(work: Work, mixer: Attention | LatentAttention) -> Passes:
-    """Attention core of all sequences of a micro-batch: flops = 2 heads (d_k + d_v) pairs, half of seq^2 with flash attention.
+    """Attention core of a micro-batch: flops = 2 heads (d_k + d_v) pairs, half of seq^2 with flash attention.
 
-    Without it (kernel set with scores) all pairs are computed and the scores stream through memory 8 times forward.
+    Without it (kernel set with scores) all pairs are computed and the scores stream through memory.
     """
     n, seq = work.framework.number, float(work.job.seq_len)
     if isinstance(mixer, Attention):
@@ -184,7 +186,7 @@ def _feed_forward(work: Work, layer: Layer, hidden: int) -> Passes:
 
 
 def layer_passes(work: Work, layer: Layer, hidden: int, kept_bytes: FloatArray) -> Passes:
-    """One layer without communication. kept_bytes (U,): what forward keeps, a measure of what its small kernels move."""
+    """One layer without communication. kept_bytes (U,): what forward keeps, measure of what small kernels move."""
     n = work.framework.number
     products = _mixer(work, layer, hidden) + _feed_forward(work, layer, hidden)
     stream = n("elementwise_factor") * kept_bytes / work.bandwidth

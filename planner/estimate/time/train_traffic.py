@@ -1,4 +1,4 @@
-"""Traffic of a training step: tensor, context and expert parallel inside a layer, between stages, data parallel, host link."""
+"""Traffic of a training step: inside a layer (tensor, context, expert), between stages, data parallel, host link."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ ELEMENT_BYTES = 2.0
 def spread_link(hw: HardwareClass, inside: int, ranks: int) -> Link | None:
     """Link of a group of `ranks` that stand `inside` GPUs apart: inside a machine its own, else the network.
 
-    A group with several members in each machine drives as many network cards at once: bandwidth = members * card, at most the machine's link.
+    A group with several members in each machine drives as many network cards at once: members * card, at most the
+    machine's own link.
     """
     local = max(1, hw.gpus_per_node // max(1, inside))
     if ranks <= local or hw.fabric is None:
@@ -87,7 +88,7 @@ def _hop_bytes(model: ModelSpec, work: Work) -> FloatArray:
 
 @dataclass(frozen=True)
 class Sync:
-    """Data-parallel traffic of U2 combinations: seconds per micro-batch and once a step; parameters for the optimizer."""
+    """Data-parallel traffic of U2 combinations: seconds per micro-batch, once a step, of the first layer; parameters owned."""
 
     each_s: FloatArray
     once_s: FloatArray
@@ -131,8 +132,10 @@ def sync_s(
 def between_stages_s(
     model: ModelSpec, hw: HardwareClass, work: Work, pipeline: IntArray
 ) -> tuple[FloatArray, FloatArray]:
-    """Seconds of one hop of activations to the next stage, and of the sum of a tied embedding's gradients between the first and
-    the last stage (once a step, hidden behind nothing); each (2, U): inside a machine, over the network."""
+    """Seconds of one hop of activations to the next stage, and of summing a tied embedding's gradients over first and last.
+
+    The sum comes once a step and hides behind nothing. Each (2, U): inside a machine, over the network.
+    """
     n, pair = work.framework.number, np.where(pipeline > 1, 2, 1)
     message = n("reduce_bytes") * model.vocab * model.hidden / work.tensor * float(model.tie_embeddings)
     hops, sums = [], []
@@ -144,7 +147,7 @@ def between_stages_s(
 
 
 def offload_s(job: TrainJob, hw: HardwareClass, framework: Framework, rows: TrainRows, owned: FloatArray) -> FloatArray:
-    """Gradients down and weights up over the host link, the CPU optimizer, and weights up for every pass when they live there.
+    """Gradients down and weights up over the host link, the CPU optimizer, and weights up for every pass.
 
     owned: parameters whose states the rank keeps. The CPU optimizer is shared by the ranks of a machine.
     """

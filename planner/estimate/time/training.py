@@ -1,10 +1,11 @@
 """Time of a training step, many rows at once.
 
-    slot   = forward + backward (+ forward again with checkpoints) of the slowest stage, tensor and context traffic included
+    slot   = forward + backward (+ forward again with checkpoints) of the slowest stage, with its traffic
     step   = (m - 1) slot + sum of all stages (1F1B) + exposed data-parallel traffic + optimizer + offload
 
-Volumes in model bytes: ZeRO-0 all-reduce; 1: reduce-scatter and all-gather once a step; 2: reduce-scatter every micro-batch;
-3: two all-gathers and a reduce-scatter every micro-batch. Tensor parallel: two all-reduces of 2 b s h a layer forward, two backward.
+Volumes in model bytes: ZeRO-0 all-reduce; 1: reduce-scatter and all-gather once a step; 2: reduce-scatter every
+micro-batch; 3: two all-gathers and a reduce-scatter every micro-batch. Tensor parallel: two all-reduces of 2 b s h a layer
+forward, two backward.
 Measured error: see planner accuracy --training.
 """
 
@@ -54,7 +55,7 @@ class TrainTime:
 
 
 def model_flops_per_token(model: ModelSpec, job: TrainJob) -> float:
-    """6 N + 6 L h s for a dense model: three times the forward FLOPs of active parameters, head and causal attention."""
+    """6 N + 6 L h s for a dense model: thrice the forward FLOPs of active parameters, head and causal attention."""
     body = sum(layer_flops_per_token(layer, model.hidden, job.seq_len) * n for layer, n in model.layer_groups)
     return 3.0 * (body + 2.0 * model.vocab * model.hidden)
 
@@ -89,7 +90,12 @@ def _slots(model: ModelSpec, hw: HardwareClass, work: Work, cut: Stages) -> _Slo
     passes = []
     for layer in groups:
         kept = layer_kept_bytes(
-            layer, model.hidden, replace(work.job, method="full"), work.framework, work.tokens, work.tensor
+            layer,
+            model.hidden,
+            replace(work.job, method="full"),
+            work.framework,
+            tokens=work.tokens,
+            tensor=work.tensor,
         )
         passes.append(layer_passes(work, layer, model.hidden, kept))
     forward = np.stack([p.forward for p in passes], axis=1)
@@ -114,7 +120,7 @@ def _slots(model: ModelSpec, hw: HardwareClass, work: Work, cut: Stages) -> _Slo
 
 
 def _one_framework(
-    model: ModelSpec, job: TrainJob, hw: HardwareClass, framework: Framework, rows: TrainRows, interleave: FloatArray
+    model: ModelSpec, job: TrainJob, hw: HardwareClass, framework: Framework, rows: TrainRows, *, interleave: FloatArray
 ) -> dict[str, FloatArray]:
     combos, at = compact(
         rows.tensor_parallel, rows.pipeline_parallel, rows.context_parallel, rows.expert_parallel, rows.micro_batch_size
@@ -180,9 +186,10 @@ def training_time(
     hw: HardwareClass,
     frameworks: Sequence[Framework],
     rows: TrainRows,
+    *,
     interleave: FloatArray | None = None,
 ) -> TrainTime:
-    """Time of each row; equation in the module's docstring. interleave: model chunks per stage (None = 1), for replay."""
+    """Time of each row; equation in the module's docstring. interleave: model chunks per stage (None = 1)."""
     size = len(rows)
     chunks = np.ones(size) if interleave is None else np.asarray(interleave, dtype=float)
     names = ("step", "compute", "recompute", "tensor", "bubble", "data", "optimizer", "offload")
@@ -190,9 +197,11 @@ def training_time(
     for number, framework in enumerate(frameworks):
         mask = rows.framework == number
         if mask.all() and size:
-            columns.update(_one_framework(model, job, hw, framework, rows, chunks))
+            columns.update(_one_framework(model, job, hw, framework, rows, interleave=chunks))
         elif mask.any():
-            for key, value in _one_framework(model, job, hw, framework, rows.take(mask), chunks[mask]).items():
+            for key, value in _one_framework(
+                model, job, hw, framework, rows.take(mask), interleave=chunks[mask]
+            ).items():
                 columns[key][mask] = value
     tokens = rows.micro_batch_size * rows.gradient_accumulation_steps * rows.data_parallel * float(job.seq_len)
     with np.errstate(divide="ignore", invalid="ignore"):
