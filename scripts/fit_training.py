@@ -1,4 +1,4 @@
-"""Fit constants of engines/training.yaml on half of the published measurements; print them and the error of both halves.
+"""Fit constants of engines/training.yaml on half of the published measurements; print them and both halves' error.
 
 Usage: python scripts/fit_training.py FILE.csv STACK [metrics=a,b] name=low:high ...
 Coordinate descent on mean and median of the absolute log error.
@@ -55,6 +55,7 @@ def fit(
     bounds: dict[str, tuple[float, float]],
     rows: list[dict[str, str]],
     run: Callable,
+    *,
     rounds: int = 3,
     both: bool = False,
 ) -> None:

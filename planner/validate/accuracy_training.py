@@ -1,8 +1,8 @@
 """Replay of published training measurements: the estimators predict each row; rows are read in training_cases.py.
 
 Only facts of the row steer a prediction; per-framework constants are in engines/training.yaml. Rows that do not state
-recomputation take it only when the layout would not fit otherwise by far. Half of the (model, gpu, source) groups are held
-back from any fit: half_of says which.
+recomputation take it only when the layout would not fit otherwise by far. Half of the (model, gpu, source) groups are
+held back from any fit: half_of says which.
 """
 
 from __future__ import annotations

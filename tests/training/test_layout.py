@@ -18,10 +18,18 @@ ALL = list(frameworks().values())
 LLAMA, MOE = model("llama-3.1-8b"), model("qwen3-30b-a3b")
 
 one_row = st.tuples(
-    st.integers(0, len(ALL) - 1), st.sampled_from([0, 1, 2, 3, 4, 8, 16]), st.sampled_from([1, 2, 3, 5, 8, 40]), st.sampled_from([1, 2, 3, 4]),
-    st.sampled_from([1, 2, 6, 8]), st.sampled_from([1, 2, 8]), st.integers(0, 3), st.sampled_from([1, 2]), st.sampled_from([1, 2, 8]),
-    st.sampled_from([0, 1, 2, 50]), st.integers(0, 2),
-)  # fmt: skip
+    st.integers(0, len(ALL) - 1),
+    st.sampled_from([0, 1, 2, 3, 4, 8, 16]),
+    st.sampled_from([1, 2, 3, 5, 8, 40]),
+    st.sampled_from([1, 2, 3, 4]),
+    st.sampled_from([1, 2, 6, 8]),
+    st.sampled_from([1, 2, 8]),
+    st.integers(0, 3),
+    st.sampled_from([1, 2]),
+    st.sampled_from([1, 2, 8]),
+    st.sampled_from([0, 1, 2, 50]),
+    st.integers(0, 2),
+)
 
 
 @settings(max_examples=60)

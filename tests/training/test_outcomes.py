@@ -1,7 +1,7 @@
 """Ten public threads that say whether a training configuration fitted; the estimate must give the same verdict.
 
-Facts (threads): LlamaFactory#5977, xtuner#842, DeepSpeed#3448, LlamaFactory#6999, s1#13, LlamaFactory#4447, axolotl#1717,
-stanford_alpaca#56 and #280, LlamaFactory#260.
+Facts (threads): LlamaFactory#5977, xtuner#842, DeepSpeed#3448, LlamaFactory#6999, s1#13, LlamaFactory#4447,
+axolotl#1717, stanford_alpaca#56 and #280, LlamaFactory#260.
 """
 
 from __future__ import annotations

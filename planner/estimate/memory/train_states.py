@@ -67,7 +67,7 @@ def state_bytes(job: TrainJob, framework: Framework) -> StateBytes:
 class RankParams:
     """Parameters on one rank for U combinations of tensor and expert parallel.
 
-    (U, G) dense and routed per layer of each group; (U,) of the embedding (with towers), of the head with the final norm.
+    (U, G) dense and routed per layer of each group; (U,) of the embedding with towers, of the head with its norm.
     """
 
     dense: FloatArray

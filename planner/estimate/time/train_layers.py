@@ -3,9 +3,9 @@
     forward  = max(GEMM + attention + streaming, launch)
     backward = max(2 GEMM + 2.5 attention + 2 streaming, 2 launch)
 
-GEMM: 2 m n k / (peak * efficiency(n, k, m)); gradients of inputs and of weights are GEMMs of their own shapes (the latter
-only where weights train). Efficiencies: hardware_catalog/kernels. All arrays are (U,): combinations of tensor, context and
-expert parallel and micro-batch.
+GEMM: 2 m n k / (peak * efficiency(n, k, m)); gradients of inputs and of weights are GEMMs of their own shapes (the
+latter only where weights train). Efficiencies: hardware_catalog/kernels. All arrays are (U,): combinations of tensor,
+context and expert parallel and micro-batch.
 """
 
 from __future__ import annotations

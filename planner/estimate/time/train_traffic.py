@@ -88,7 +88,7 @@ def _hop_bytes(model: ModelSpec, work: Work) -> FloatArray:
 
 @dataclass(frozen=True)
 class Sync:
-    """Data-parallel traffic of U2 combinations: seconds per micro-batch, once a step, of the first layer; parameters owned."""
+    """Data-parallel traffic of U2 combinations: seconds per micro-batch, a step, of one layer; parameters owned."""
 
     each_s: FloatArray
     once_s: FloatArray
@@ -132,9 +132,10 @@ def sync_s(
 def between_stages_s(
     model: ModelSpec, hw: HardwareClass, work: Work, pipeline: IntArray
 ) -> tuple[FloatArray, FloatArray]:
-    """Seconds of one hop of activations to the next stage, and of summing a tied embedding's gradients over first and last.
+    """Seconds of one hop of activations to the next stage, and of summing a tied embedding's gradients.
 
-    The sum comes once a step and hides behind nothing. Each (2, U): inside a machine, over the network.
+    The sum over first and last comes once a step and hides behind nothing. Each (2, U): inside a machine, over
+    the network.
     """
     n, pair = work.framework.number, np.where(pipeline > 1, 2, 1)
     message = n("reduce_bytes") * model.vocab * model.hidden / work.tensor * float(model.tie_embeddings)

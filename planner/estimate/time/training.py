@@ -4,8 +4,8 @@
     step   = (m - 1) slot + sum of all stages (1F1B) + exposed data-parallel traffic + optimizer + offload
 
 Volumes in model bytes: ZeRO-0 all-reduce; 1: reduce-scatter and all-gather once a step; 2: reduce-scatter every
-micro-batch; 3: two all-gathers and a reduce-scatter every micro-batch. Tensor parallel: two all-reduces of 2 b s h a layer
-forward, two backward.
+micro-batch; 3: two all-gathers and a reduce-scatter every micro-batch. Tensor parallel: two all-reduces of 2 b s h a
+layer forward, two backward.
 Measured error: see planner accuracy --training.
 """
 
@@ -62,7 +62,7 @@ def model_flops_per_token(model: ModelSpec, job: TrainJob) -> float:
 
 @dataclass(frozen=True)
 class _Slots:
-    """Seconds per micro-batch for U combinations: at the slowest stage (forward, backward, traffic of each) and over all."""
+    """Seconds per micro-batch for U combinations: at the slowest stage (with traffic of each pass) and over all."""
 
     forward: FloatArray
     backward: FloatArray
@@ -208,4 +208,16 @@ def training_time(
         rate = tokens / columns["step"]
     gpu_rate = rate / rows.world
     flops = model_flops_per_token(model, job)
-    return TrainTime(*(columns[k] for k in names), rate, gpu_rate, gpu_rate * flops / peak_flops(hw.gpu, job.precision))
+    return TrainTime(
+        step_time_s=columns["step"],
+        compute_s=columns["compute"],
+        recompute_s=columns["recompute"],
+        tensor_comm_s=columns["tensor"],
+        pipeline_bubble_s=columns["bubble"],
+        data_comm_exposed_s=columns["data"],
+        optimizer_s=columns["optimizer"],
+        offload_s=columns["offload"],
+        tokens_per_s=rate,
+        tokens_per_s_per_gpu=gpu_rate,
+        mfu=gpu_rate * flops / peak_flops(hw.gpu, job.precision),
+    )
