@@ -115,6 +115,14 @@ def _predict(group: Sequence[Case]) -> list[float]:
     return found
 
 
+def _interval(case: Case) -> tuple[float, float]:
+    """The 80% interval of the case's class as factors on the prediction."""
+    time = case.metric in TIME_METRICS or tables()["memory_rows"]["metrics"].get(case.metric) == "rate"
+    kind = ("time_moe" if case.model.is_moe else "time") if time else "memory"
+    low, high = tables()["interval"][kind]
+    return float(low), float(high)
+
+
 def _replay(
     rows: Sequence[dict[str, str]], read: Callable[[dict[str, str], Catalog], Case], catalog: Catalog | None
 ) -> list[Prediction]:
@@ -128,10 +136,10 @@ def _replay(
             cases.append((number, read(row, catalog)))
         except (SkipRowError, PlannerError) as reason:
             found[number] = Prediction(None, None, None, str(reason))
-    low, high = tables()["interval"]
     for group in _group(cases):
         try:
-            for (number, _), value in zip(group, _predict([c for _, c in group]), strict=True):
+            for (number, case), value in zip(group, _predict([c for _, c in group]), strict=True):
+                low, high = _interval(case)
                 found[number] = Prediction(value, value * low, value * high)
         except PlannerError as reason:
             for number, _ in group:

@@ -31,6 +31,7 @@ def per_param(framework: str, optimizer: str = "adamw", precision: str = "bf16")
         ("torchtitan", "adamw", 16),
         ("megatron_bridge", "adamw", 18),
         ("deepspeed", "adamw", 20),
+        ("deepspeed", "adamw-bf16", 12),
         ("ddp", "adamw", 16),
         ("ddp", "adamw-bf16", 8),
         ("ddp", "adamw-8bit", 6.0625),

@@ -47,8 +47,10 @@ def state_bytes(job: TrainJob, framework: Framework) -> StateBytes:
     gradients = n("gradient_bytes") if state.master or n("forced_master") else PLAIN_BYTES
     copy = n("gradient_copy_bytes") if master else 0.0
     moments, other = state.moments, state.other_moments
-    if pure and state.name == "adamw-bf16" and n("forced_master"):
-        moments = other = 8.0
+    if (
+        pure and state.name == "adamw-bf16" and master
+    ):  # a 16-bit master and gradient copy (bf16_master_weights_and_grads)
+        master, copy = PLAIN_BYTES, PLAIN_BYTES if copy else 0.0
     extra = 0.0 if pure else n("autocast_bytes")
     extra += n("fp8_copy_bytes") if job.precision == "fp8" else 0.0
     on_gpu = 0.0 if state.paged else moments

@@ -228,7 +228,7 @@ def _buffers(
         total = total + np.where(rows.zero >= 1, bucket * np.where(rows.zero < 3, 2.0, 1.0), 0.0)
     whole_gradients = np.where(rows.micro_batches > 1, n("accumulated_bytes"), 0.0)
     unsharded = (per.extra + whole_gradients) * (dense + experts) + np.where(
-        rows.alone, 0.0, n("ddp_bucket_bytes") * (dense + experts)
+        rows.alone, 0.0, min(n("ddp_bucket_bytes"), per.gradients) * (dense + experts)
     )
     return np.asarray(np.where(rows.alone & (rows.zero != 3), 0.0, total) + unsharded)
 

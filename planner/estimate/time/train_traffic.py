@@ -61,7 +61,9 @@ def layer_traffic(model: ModelSpec, hw: HardwareClass, work: Work) -> tuple[Floa
     tensor, context, expert = (np.asarray(x, dtype=np.int64) for x in (work.tensor, work.context, work.expert))
     reduce = _flat(all_reduce_s(_groups(hw, one, tensor), (ELEMENT_BYTES * model.hidden * work.tokens)[:, None]))
     inner = 2 * reduce * n("tensor_exposed")
-    ring, spread = _groups(hw, tensor, context), _groups(hw, one, expert)
+    ring = _groups(hw, tensor, context)
+    # tokens go to every rank at once: beyond one machine each rank has its own network card only
+    spread = fabric([hw.link if e <= hw.gpus_per_node else hw.fabric for e in expert.tolist()], expert.tolist())
     forward, backward = [], []
     for layer, _ in model.layer_groups:
         keys = 0.0
