@@ -2,8 +2,8 @@
 
 Facts (threads): LlamaFactory#5977, xtuner#842, DeepSpeed#3448, LlamaFactory#6999, s1#13, LlamaFactory#4447,
 axolotl#1717, stanford_alpaca#56 and #280, LlamaFactory#260.
-Thin margins: s1#13 at 20k tokens fits by 0.8%; stanford_alpaca#280 at batch 3 misses by 0.3%, with a fragmentation constant
-chosen for it, so that verdict is a description and no prediction.
+Thin margins: s1#13 at 20k tokens fits by 0.8%; stanford_alpaca#280 at batch 3 misses by 0.3%, with a fragmentation
+constant chosen for it, so that verdict is a description and no prediction.
 """
 
 from __future__ import annotations
