@@ -11,7 +11,7 @@ _MAX_HEADER = 100 * 2**20
 
 
 def checkpoint_bytes(folder: Path) -> int | None:
-    """Bytes of all tensors in a model folder: from *.safetensors headers, else the index; None when neither is there."""
+    """Bytes of all tensors of a folder: from *.safetensors headers, else the index; None when neither is there."""
     found = sorted(folder.glob("*.safetensors"))
     if found:
         return sum(header_bytes(path) for path in found)
@@ -24,7 +24,11 @@ def index_bytes(index: Path) -> int | None:
     from planner.models.load import parse_json
 
     raw = parse_json(index.read_bytes(), str(index))
-    size = raw.get("metadata", {}).get("total_size") if isinstance(raw, dict) and isinstance(raw.get("metadata", {}), dict) else None
+    size = (
+        raw.get("metadata", {}).get("total_size")
+        if isinstance(raw, dict) and isinstance(raw.get("metadata", {}), dict)
+        else None
+    )
     return size if isinstance(size, int) and not isinstance(size, bool) and 0 < size < 2**60 else None
 
 

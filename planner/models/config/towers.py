@@ -15,7 +15,7 @@ from planner.models.spec import Layer, Tower
 
 @dataclass(frozen=True)
 class _Vit:
-    """Block style of a vision transformer: biases, norms with bias (2) or without (1), gated MLP, embeddings and norms."""
+    """Style of a vision transformer: biases, norms with bias (2) or without (1), gating, embeddings, outer norms."""
 
     bias: bool = True
     norm: int = 2
@@ -29,21 +29,38 @@ class _Vit:
 
 
 _VITS = {
-    "siglip_vision_model": _Vit(), "siglip2_vision_model": _Vit(), "clip_vision_model": _Vit(class_token=True, patch_bias=False, outer_norms=2),
+    "siglip_vision_model": _Vit(),
+    "siglip2_vision_model": _Vit(),
+    "clip_vision_model": _Vit(class_token=True, patch_bias=False, outer_norms=2),
     "pixtral": _Vit(False, 1, True, False, False, "none", False, 1),
     "llama4_vision_model": _Vit(class_token=True, patch_bias=False, outer_norms=2),
-    "moonvit": _Vit(positions="grid"), "kimi_k25": _Vit(positions="grid"),
-    "qwen3_vl": _Vit(positions="table", outer_norms=0), "qwen3_vl_moe": _Vit(positions="table", outer_norms=0),
-    "qwen3_5": _Vit(positions="table", outer_norms=0), "qwen3_5_moe": _Vit(positions="table", outer_norms=0),
-    "qwen2_vl": _Vit(positions="none", patch_bias=False, outer_norms=0), "qwen2_5_vl": _Vit(True, 1, True, True, False, "none", False, 0),
+    "moonvit": _Vit(positions="grid"),
+    "kimi_k25": _Vit(positions="grid"),
+    "qwen3_vl": _Vit(positions="table", outer_norms=0),
+    "qwen3_vl_moe": _Vit(positions="table", outer_norms=0),
+    "qwen3_5": _Vit(positions="table", outer_norms=0),
+    "qwen3_5_moe": _Vit(positions="table", outer_norms=0),
+    "qwen2_vl": _Vit(positions="none", patch_bias=False, outer_norms=0),
+    "qwen2_5_vl": _Vit(True, 1, True, True, False, "none", False, 0),
     "gemma4_vision": _Vit(False, 1, True, False, False, "two", False, 0, "gemma4"),
-}  # fmt: skip
-_KINDS_ALIASES = {"llama4": "llama4_vision_model", "mistral3": "pixtral", "gemma3": "siglip_vision_model", "kimi_vl": "moonvit", "paligemma": "siglip_vision_model"}
+}
+_KINDS_ALIASES = {
+    "llama4": "llama4_vision_model",
+    "mistral3": "pixtral",
+    "gemma3": "siglip_vision_model",
+    "kimi_vl": "moonvit",
+    "paligemma": "siglip_vision_model",
+}
 
 
 def _vit_params(v: Fields, style: _Vit) -> tuple[int, int]:
     """(parameters of the tower without projector, its width)."""
-    width = v.count("embed_dim" if v.has("embed_dim") and v.text("model_type") == "qwen2_vl" else "hidden_size", "vt_hidden_size", "embed_dim", "width")
+    width = v.count(
+        "embed_dim" if v.has("embed_dim") and v.text("model_type") == "qwen2_vl" else "hidden_size",
+        "vt_hidden_size",
+        "embed_dim",
+        "width",
+    )
     layers = v.count("num_hidden_layers", "depth", "vt_num_hidden_layers", "layers", high=1000)
     inner = v.optional("intermediate_size", "vt_intermediate_size") or int(v.number("mlp_ratio", default=4.0) * width)
     patch, channels = v.count("patch_size", default=14), v.count("num_channels", "in_channels", default=3)
@@ -54,7 +71,11 @@ def _vit_params(v: Fields, style: _Vit) -> tuple[int, int]:
     block = attn + mlp + 2 * style.norm * width
     if style.extra == "gemma4":
         block += 2 * width + 2 * attn_width // heads
-    total = layers * block + patch * patch * channels * v.count("temporal_patch_size", default=1) * width + width * style.patch_bias
+    total = (
+        layers * block
+        + patch * patch * channels * v.count("temporal_patch_size", default=1) * width
+        + width * style.patch_bias
+    )
     total += style.outer_norms * style.norm * width + width * style.class_token + _positions(v, style, patch) * width
     return total, width
 
@@ -105,14 +126,20 @@ def _qwen_merger(v: Fields, width: int, hidden: int) -> int:
 
 def vision_tower(top: Fields, hidden: int) -> tuple[Tower | None, list[str]]:
     """(vision tower with its projector or None, assumptions)."""
-    v = top.level("vision_config") or (Fields(top.raw["thinker_config"]).level("vision_config") if isinstance(top.raw.get("thinker_config"), dict) else None)
+    v = top.level("vision_config") or (
+        Fields(top.raw["thinker_config"]).level("vision_config")
+        if isinstance(top.raw.get("thinker_config"), dict)
+        else None
+    )
     if v is None or not v.raw:
         return None, []
     kind = v.text("model_type") or _KINDS_ALIASES.get(top.text("model_type"), top.text("model_type"))
-    style, notes = _VITS.get(kind), []
+    style, notes = _VITS.get(kind) or _VITS.get(kind.removesuffix("_vision")), []
     if style is None:
         style = _Vit()
-        notes.append(f"vision tower {kind or 'without a type'!r} is not known here: counted as a plain ViT of its stated size")
+        notes.append(
+            f"vision tower {kind or 'without a type'!r} is not known here: counted as a plain ViT of its stated size"
+        )
     try:
         params, width = _vit_params(v, style)
     except ModelConfigError as error:
@@ -130,15 +157,20 @@ def audio_tower(top: Fields, hidden: int) -> tuple[Tower | None, list[str]]:
     if width is None or layers is None:
         return None, ["audio tower states no size: left out, so weights are too low by its size"]
     inner = a.optional("encoder_ffn_dim", "intermediate_size") or 4 * width
-    return Tower("audio", layers * (4 * width * width + 2 * width * inner) + width * hidden), ["audio tower counted as plain transformer blocks"]
+    return Tower("audio", layers * (4 * width * width + 2 * width * inner) + width * hidden), [
+        "audio tower counted as plain transformer blocks"
+    ]
 
 
 def mtp_tower(text: Fields, layers: tuple[Layer, ...], hidden: int) -> Tower | None:
-    """Heads that predict further tokens: a last-kind block and a 2 x hidden projection each; not loaded for plain serving."""
+    """Heads that predict further tokens: a block and a 2 x hidden projection each; not loaded for plain serving."""
     heads = text.count("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules", default=0, low=0)
     if not heads:
         return None
-    attention = next((layer for layer in reversed(layers) if layer.mixers and not hasattr(layer.mixers[0], "params_count")), layers[-1])
+    attention = next(
+        (layer for layer in reversed(layers) if layer.mixers and not hasattr(layer.mixers[0], "params_count")),
+        layers[-1],
+    )
     block = attention.params(hidden)
     if attention.mlp is None and layers[-1].mlp is not None:
         block += layers[-1].params(hidden)

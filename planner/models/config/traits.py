@@ -44,7 +44,9 @@ class Traits:
 
 @cache
 def _table() -> dict[str, dict[str, object]]:
-    raw: dict[str, dict[str, object]] = json.loads(files("planner.models.config").joinpath("traits.json").read_text("utf-8"))
+    raw: dict[str, dict[str, object]] = json.loads(
+        files("planner.models.config").joinpath("traits.json").read_text("utf-8")
+    )
     return raw
 
 
