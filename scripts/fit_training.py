@@ -56,7 +56,7 @@ def fit(
     rows: list[dict[str, str]],
     run: Callable,
     *,
-    rounds: int = 3,
+    rounds: int = 2,
     both: bool = False,
 ) -> None:
     """Coordinate descent on the fit half (both halves when `both`, for stacks with a single group)."""
