@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +21,7 @@ FloatArray = npt.NDArray[np.float64]
 
 
 def layer_flops_per_token(layer: Layer, hidden: int, seq_len: int) -> float:
-    """Forward FLOPs of one token in a layer: 2 per active parameter, plus causal attention (half of seq_len on average)."""
+    """Forward FLOPs of one token in a layer: 2 per active parameter, plus causal attention (half of seq_len)."""
     flops = 2.0 * layer.active_params(hidden)
     for mixer in layer.mixers:
         if isinstance(mixer, Attention):
@@ -49,7 +50,7 @@ def split_layers(model: ModelSpec, seq_len: int, stages: int, uneven: bool) -> t
         choices = range(max(1, base - int(head) - 2), min(most, base + 1) + 1)
         last = min(choices, key=lambda n: (max(-(-(total - n) // (stages - 1)), n + head), abs(n - base)))
     base, left = divmod(total - last, stages - 1)
-    return tuple(base + (1 if i >= stages - 1 - left else 0) for i in range(stages - 1)) + (last,)
+    return (*(base + (1 if i >= stages - 1 - left else 0) for i in range(stages - 1)), last)
 
 
 @dataclass(frozen=True)
@@ -57,14 +58,14 @@ class Stages:
     """For U pipeline degrees the three stages that can be worst: first, fullest of the middle, last.
 
     counts (U, 3, G): layers of each group; position (U, 3): number of the stage; embeds, heads (U, 3): holds the
-    embedding, the head; mean (U, G): layers of each group on an average stage.
+    embedding, the head; total (G,): layers of each group in the model.
     """
 
     counts: FloatArray
     position: IntArray
     embeds: BoolArray
     heads: BoolArray
-    mean: FloatArray
+    total: FloatArray
 
 
 def stages_of(model: ModelSpec, seq_len: int, pipelines: IntArray, uneven: BoolArray) -> Stages:
@@ -80,12 +81,8 @@ def stages_of(model: ModelSpec, seq_len: int, pipelines: IntArray, uneven: BoolA
     for i, (stages, loose) in enumerate(zip(pipelines.tolist(), uneven.tolist(), strict=True)):
         sizes = split_layers(model, seq_len, stages, bool(loose))
         bounds = np.concatenate([[0], np.cumsum(sizes)])
-        table = np.stack(
-            [np.bincount(kinds[a:b], minlength=len(groups)) for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
-        )
+        table = np.stack([np.bincount(kinds[a:b], minlength=len(groups)) for a, b in pairwise(bounds)])
         middle = int(np.argmax(table[:-1] @ weight)) if stages > 1 else 0
         chosen = [0, middle, stages - 1]
         counts[i], position[i] = table[chosen], chosen
-    return Stages(
-        counts, position, position == 0, position == (pipelines - 1)[:, None], totals[None, :] / pipelines[:, None]
-    )
+    return Stages(counts, position, position == 0, position == (pipelines - 1)[:, None], totals)

@@ -1,6 +1,6 @@
 """Bytes that forward keeps for backward, per layer and micro-batch on one rank, and bytes of logits and loss.
 
-kept = tokens (c_h h + c_q q + c_kv (k + v) + c_f f), coefficients by kernel set (training.yaml); Llama-3-8B fused: 41 s b h
+kept = tokens (c_h h + c_q q + c_kv (k + v) + c_f f); Llama-3-8B fused: 41 s b h
 checkpoint: tokens * 2 h (cut by tensor ranks only with sequence parallel)
 """
 
@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.engines.training import Framework, KernelSet
-from planner.models.spec import Attention, DenseMlp, LatentAttention, Layer
+from planner.models.spec import Attention, DenseMlp, LatentAttention, Layer, ModelSpec
 from planner.request import TrainJob
 
 FloatArray = npt.NDArray[np.float64]
@@ -18,7 +18,7 @@ CHECKPOINT_BYTES = 2.0
 
 
 def layer_kept_bytes(
-    layer: Layer, hidden: int, job: TrainJob, framework: Framework, tokens: FloatArray, tensor: FloatArray
+    layer: Layer, hidden: int, job: TrainJob, framework: Framework, *, tokens: FloatArray, tensor: FloatArray
 ) -> FloatArray:
     """Bytes one layer keeps for `tokens` tokens of a rank (its share of the sequence), shape of tokens.
 
@@ -26,7 +26,7 @@ def layer_kept_bytes(
     """
     k: KernelSet = framework.kernels
     ways = tensor if framework.sequence_parallel else np.ones_like(tensor)
-    per = (k.hidden - 0.0) * hidden / ways
+    per = k.hidden * hidden / ways
     adapters = 0.0
     for mixer in layer.mixers:
         if isinstance(mixer, Attention):
@@ -59,9 +59,12 @@ def checkpoint_bytes(hidden: int, framework: Framework, tokens: FloatArray, tens
     return np.asarray(CHECKPOINT_BYTES * hidden * tokens / ways)
 
 
-def logits_bytes(vocab: int, job: TrainJob, framework: Framework, tokens: FloatArray, tensor: FloatArray) -> FloatArray:
-    """Logits with loss and gradient for `tokens` tokens; a chunked loss keeps one chunk."""
+def logits_bytes(
+    model: ModelSpec, job: TrainJob, framework: Framework, tokens: FloatArray, tensor: FloatArray
+) -> FloatArray:
+    """Logits with loss and gradient, c_V V + c_h h bytes a token; a chunked loss keeps one chunk of the first."""
     n = framework.number
     ways = tensor if n("logits_split") else np.ones_like(tensor)
-    whole = n("logits_bytes") * vocab * tokens / ways
-    return np.asarray(whole / n("loss_chunks") if job.chunked_loss else whole)
+    whole = n("logits_bytes") * model.vocab * tokens / ways
+    beside = n("head_hidden_bytes") * model.hidden * tokens / (tensor if framework.sequence_parallel else 1.0)
+    return np.asarray((whole / n("loss_chunks") if job.chunked_loss else whole) + beside)

@@ -1,7 +1,7 @@
 """Parameters on one training rank, and bytes of states per parameter by framework, optimizer and precision.
 
-    states = weights W + gradients G + optimizer O bytes per trainable parameter; each sharded over the data-parallel ranks
-    from its ZeRO stage on (optimizer 1, gradients 2, weights 3)
+    states = weights W + gradients G + optimizer O bytes per trainable parameter, each sharded over the data-parallel
+    ranks from its ZeRO stage on (optimizer 1, gradients 2, weights 3)
 
 Known totals: 8 pure bf16, 16 FSDP fp32 shards, 18 Megatron and DeepSpeed ZeRO-2/3 (2P + 18P/n, 18P/n), 20 autocast DDP.
 """
@@ -47,21 +47,30 @@ def state_bytes(job: TrainJob, framework: Framework) -> StateBytes:
     gradients = n("gradient_bytes") if state.master or n("forced_master") else PLAIN_BYTES
     copy = n("gradient_copy_bytes") if master else 0.0
     moments, other = state.moments, state.other_moments
-    if pure and state.name == "adamw-bf16" and n("forced_master"):
-        moments = other = 8.0
+    if (
+        pure and state.name == "adamw-bf16" and master
+    ):  # a 16-bit master and gradient copy (bf16_master_weights_and_grads)
+        master, copy = PLAIN_BYTES, PLAIN_BYTES if copy else 0.0
     extra = 0.0 if pure else n("autocast_bytes")
     extra += n("fp8_copy_bytes") if job.precision == "fp8" else 0.0
     on_gpu = 0.0 if state.paged else moments
     return StateBytes(
-        weights, gradients, master + copy + on_gpu, master + copy + (0.0 if state.paged else other), n("step_copies") * weights,
-        moments if state.paged else 0.0, extra,
-    )  # fmt: skip
+        weights,
+        gradients,
+        optimizer=master + copy + on_gpu,
+        other_optimizer=master + copy + (0.0 if state.paged else other),
+        step=n("step_copies") * weights,
+        host=moments if state.paged else 0.0,
+        extra=extra,
+    )
 
 
 @dataclass(frozen=True)
 class RankParams:
-    """Parameters on one rank for U combinations of tensor and expert parallel: (U, G) dense and routed per layer of each
-    group, (U,) of the embedding (with towers), of the head and of the final norm."""
+    """Parameters on one rank for U combinations of tensor and expert parallel.
+
+    (U, G) dense and routed per layer of each group; (U,) of the embedding with towers, of the head with its norm.
+    """
 
     dense: FloatArray
     experts: FloatArray
@@ -88,7 +97,7 @@ def _layer_params(layer: Layer, hidden: int, lay: _Layout, tensor: int, expert: 
 def rank_params(
     model: ModelSpec, tensor: npt.NDArray[np.int64], expert: npt.NDArray[np.int64], quantised: str = ""
 ) -> RankParams:
-    """Parameters per rank of each combination; layer_bytes (U, G): bytes of a frozen layer in the `quantised` precision."""
+    """Parameters per rank of each combination; layer_bytes (U, G): a frozen layer in the `quantised` precision."""
     rules = memory_rules("vllm", "")
     lay = _Layout(model, precision_named("bf16"), rules)
     frozen = _Layout(model, precision_named(quantised or "bf16"), rules)

@@ -5,13 +5,13 @@
     load     = what a rank holds while the checkpoint is read
     peak     = max of the three + context, communicators, fragmentation
 
-stored: 1F1B keeps min(P - stage, m) micro-batches. States: train_states.py; activations and logits: train_activations.py.
+stored: 1F1B keeps min(P - stage, m) micro-batches. States: train_states.py; activations: train_activations.py.
 Measured error: see planner accuracy --training.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,13 +29,14 @@ from planner.units import GIB
 
 FloatArray = npt.NDArray[np.float64]
 LOAD, BACKWARD, STEP = 0, 1, 2
+QLORA_PRECISION = "bnb-nf4"
 
 
 @dataclass(frozen=True)
 class TrainMemory:
-    """Bytes on the worst rank at the worst moment, float arrays of equal length. worst_moment: 0 load, 1 backward, 2 step.
+    """Bytes on the worst rank at the worst moment, equal-length arrays. worst_moment: 0 load, 1 backward, 2 step.
 
-    The seven parts are those of the worst stage (activations and logits at backward); steady = what stays between steps.
+    The seven parts are those of the worst stage (activations and logits at backward); steady: between steps.
     usable_bytes: what the GPU offers. host_ram_bytes: per machine, a hard constraint.
     """
 
@@ -83,14 +84,16 @@ def rank_stages(model: ModelSpec, job: TrainJob, framework: Framework, combos: C
     """The three stages that can be worst. combos: tensor, pipeline, context, expert parallel, micro-batch size."""
     tensor, pipeline, context, expert, micro = combos
     cut = stages_of(model, job.seq_len, pipeline, np.full(len(tensor), framework.uneven_stages))
-    frozen_name = (job.frozen_precision or "nf4") if job.method == "qlora" else ""
+    frozen_name = (job.frozen_precision or QLORA_PRECISION) if job.method == "qlora" else ""
     (ut, ue), at = compact(tensor, expert)
     params = rank_params(model, ut, ue, frozen_name)
     groups = [layer for layer, _ in model.layer_groups]
     tokens, ways = micro * float(job.seq_len) / context, tensor.astype(float)
-    kept = np.stack([layer_kept_bytes(g, model.hidden, job, framework, tokens, ways) for g in groups], axis=1)
+    kept = np.stack(
+        [layer_kept_bytes(g, model.hidden, job, framework, tokens=tokens, tensor=ways) for g in groups], axis=1
+    )
     checkpoint = checkpoint_bytes(model.hidden, framework, tokens, ways)
-    logits = logits_bytes(model.vocab, job, framework, tokens, ways)
+    logits = logits_bytes(model, job, framework, tokens, ways)
     adapters = np.array([adapter_params(model, job, g) for g in groups])
     full, found = job.method == "full", []
     for s in range(3):
@@ -123,22 +126,22 @@ def rank_stages(model: ModelSpec, job: TrainJob, framework: Framework, combos: C
                 gathered,
                 largest,
                 cut.position[:, s],
-            )  # fmt: skip
+            )
         )
     return tuple(found)
 
 
 @dataclass(frozen=True)
-class _Parts:
-    """Bytes by part for N rows of one stage."""
+class _States:
+    """Bytes of one stage that do not depend on checkpoints: by part, and at the moments of load and step."""
 
     weights: FloatArray
     gradients: FloatArray
     optimizer: FloatArray
-    activations: FloatArray
-    logits: FloatArray
     buffers: FloatArray
-    moments: tuple[FloatArray, FloatArray, FloatArray]
+    held: FloatArray
+    load: FloatArray
+    step: FloatArray
 
 
 @dataclass(frozen=True)
@@ -162,38 +165,37 @@ def _sharded(dense: FloatArray, experts: FloatArray, rows: _Rows, stage: int) ->
     return np.asarray(dense / np.where(on, rows.shards, 1.0) + experts / np.where(on, rows.expert_shards, 1.0))
 
 
-def _parts(stage: RankStage, rows: _Rows, per: StateBytes, job: TrainJob, framework: Framework) -> _Parts:
+def _states(stage: RankStage, rows: _Rows, per: StateBytes, job: TrainJob, framework: Framework) -> _States:
     n, at = framework.number, rows.combo
     dense, experts = stage.dense[at], stage.experts[at]
     other = stage.other[at] if job.method == "full" else 0.0
-    gathers = n("stage2_gathered") > 0
-    weight_stage = 2 if gathers else 3
-    held = _sharded(dense, experts, rows, weight_stage)
-    on_weights = rows.zero >= weight_stage
+    weight_stage = 2 if n("stage2_gathered") else 3
+    sharded = _sharded(dense, experts, rows, weight_stage)
     frozen = stage.frozen[at]
     if job.method != "full":
-        splits = on_weights & ((job.method == "lora") | (n("quantised_sharded") > 0))
+        splits = (rows.zero >= weight_stage) & ((job.method == "lora") | (n("quantised_sharded") > 0))
         frozen = frozen / np.where(splits, rows.shards, 1.0)
-    cpu_weights, cpu_states = rows.offload == OFFLOADS.index("optimizer+parameters"), rows.offload > 0
-    weights = np.where(cpu_weights, 0.0, per.weights * held + frozen)
-    gradients = per.gradients * _sharded(dense, experts, rows, 2) * np.where(cpu_states & (rows.zero >= 2), 0.0, 1.0)
-    shard = _sharded(dense, experts, rows, 1)
-    extra_other = (per.other_optimizer - per.optimizer) * other / np.where(rows.zero >= 1, rows.shards, 1.0)
-    optimizer = np.where(cpu_states, 0.0, per.optimizer * shard + extra_other)
-    buffers = _buffers(stage, rows, per, job, framework, (dense, experts))
-    flight = np.minimum(rows.stages - stage.position[at], rows.micro_batches)
-    interval, kept_layer = rows.interval, stage.kept_layer[at]
-    on = interval > 0
-    segments = np.ceil(stage.layers[at] / np.maximum(interval, 1))
-    stored = flight * np.where(on, segments * stage.checkpoint[at], stage.kept[at])
-    live = (np.where(on, interval, 0) + n("live_layers")) * kept_layer
-    logits = stage.logits[at]
+    on_cpu = rows.offload > 0
+    weights = np.where(rows.offload == OFFLOADS.index("optimizer+parameters"), 0.0, per.weights * sharded + frozen)
+    gradients = per.gradients * _sharded(dense, experts, rows, 2) * np.where(on_cpu & (rows.zero >= 2), 0.0, 1.0)
+    saved = np.where(rows.zero == 3, n("stage3_saving_bytes"), 0.0)
+    optimizer = (per.optimizer - saved) * _sharded(dense, experts, rows, 1)
+    optimizer = optimizer + (per.other_optimizer - per.optimizer) * other / np.where(rows.zero >= 1, rows.shards, 1.0)
+    optimizer = np.where(on_cpu, 0.0, optimizer)
+    buffers = _buffers(stage, rows, per, job, framework, params=(dense, experts))
     hold = (n("gradients_held") > 0) | (rows.micro_batches > 1)
-    during = np.maximum(np.where(hold, gradients, 0.0) + stored + np.maximum(logits, live), gradients + live)
-    backward = weights + optimizer + buffers + during
-    step = weights + gradients + optimizer + np.where(cpu_states, 0.0, per.step * held)
+    step = weights + gradients + optimizer + np.where(on_cpu, 0.0, per.step * sharded)
     load = _load_bytes(stage, rows, per, job, framework)
-    return _Parts(weights, gradients, optimizer, stored + live, logits, buffers, (load, backward, step))
+    return _States(weights, gradients, optimizer, buffers, np.where(hold, gradients, 0.0), load, step)
+
+
+def _kept_bytes(stage: RankStage, at: IntArray, rows: TrainRows, framework: Framework) -> tuple[FloatArray, FloatArray]:
+    """Activations that wait for their backward, and those alive in the backward of one checkpoint, per row."""
+    flight = np.minimum(rows.pipeline_parallel - stage.position[at], rows.gradient_accumulation_steps)
+    interval = rows.checkpoint_interval
+    segments = np.ceil(stage.layers[at] / np.maximum(interval, 1))
+    stored = flight * np.where(interval > 0, segments * stage.checkpoint[at], stage.kept[at])
+    return stored, (interval + framework.number("live_layers")) * stage.kept_layer[at]
 
 
 def _buffers(
@@ -202,6 +204,7 @@ def _buffers(
     per: StateBytes,
     job: TrainJob,
     framework: Framework,
+    *,
     params: tuple[FloatArray, FloatArray],
 ) -> FloatArray:
     """Unsharded copies and buckets: gathered layers, root group, autocast copies, reduce buckets."""
@@ -212,6 +215,7 @@ def _buffers(
     other = PLAIN_BYTES * stage.other[at]
     root = other
     layers = n("gathered_layers") * gathered + (n("gathered_gradient_layers") * PLAIN_BYTES * largest if full else 0.0)
+    layers = np.maximum(layers, PLAIN_BYTES * np.minimum(n("max_live_elements"), dense + experts))
     live = layers + root if n("root_gathered") else np.maximum(layers, 2 * other)
     whole = PLAIN_BYTES * (dense + experts) if full else stage.frozen[at]
     total = np.where(rows.zero == 3, live, 0.0)
@@ -222,7 +226,10 @@ def _buffers(
     elif n("bucket_elements"):
         bucket = PLAIN_BYTES * np.minimum(n("bucket_elements"), dense + experts)
         total = total + np.where(rows.zero >= 1, bucket * np.where(rows.zero < 3, 2.0, 1.0), 0.0)
-    unsharded = per.extra * (dense + experts) + np.where(rows.alone, 0.0, n("ddp_bucket_bytes") * (dense + experts))
+    whole_gradients = np.where(rows.micro_batches > 1, n("accumulated_bytes"), 0.0)
+    unsharded = (per.extra + whole_gradients) * (dense + experts) + np.where(
+        rows.alone, 0.0, min(n("ddp_bucket_bytes"), per.gradients) * (dense + experts)
+    )
     return np.asarray(np.where(rows.alone & (rows.zero != 3), 0.0, total) + unsharded)
 
 
@@ -234,7 +241,7 @@ def _load_bytes(stage: RankStage, rows: _Rows, per: StateBytes, job: TrainJob, f
     else:
         whole = stage.frozen[at] + per.weights * stage.dense[at]
     sharded = (rows.zero >= 3) | ((rows.zero >= 2) & (n("stage2_gathered") > 0))
-    if job.method == "qlora" and not n("quantised_sharded"):
+    if job.method == "qlora" and (n("load_whole") or not n("quantised_sharded")):
         sharded = np.zeros_like(sharded)
     return np.asarray(np.where(sharded, whole / rows.shards + PLAIN_BYTES * stage.largest[at], whole))
 
@@ -255,29 +262,66 @@ def _one_framework(
         rows.tensor_parallel, rows.pipeline_parallel, rows.context_parallel, rows.expert_parallel, rows.micro_batch_size
     )
     tensor, pipeline, context, expert, micro = combos
-    stages = rank_stages(model, job, framework, (tensor, pipeline, context, expert, micro))
-    per, view, n = state_bytes(job, framework), _rows_of(rows, at), framework.number
-    best: dict[str, FloatArray] = {}
-    several = bool((pipeline > 1).any())
-    for number in (0, 1, 2) if several else (0,):
-        parts = _parts(stages[number], view, per, job, framework)
-        load, backward, step = parts.moments
-        peak = np.maximum(np.maximum(load, backward), step)
-        moment = np.where(peak == backward, BACKWARD, np.where(peak == step, STEP, LOAD))
-        steady = parts.weights + parts.optimizer + (parts.gradients if n("gradients_held") else 0.0)
-        new = {
-            "weights": parts.weights, "gradients": parts.gradients, "optimizer": parts.optimizer, "activations": parts.activations,
-            "logits": parts.logits, "buffers": parts.buffers, "steady": steady, "peak": peak, "moment": moment.astype(float),
-        }  # fmt: skip
-        if best:
-            worse = peak > best["peak"]
-            new = {k: np.where(worse, v, best[k]) for k, v in new.items()}
-        best = new
-    communicators = np.where(rows.world > 1, n("nccl_gib"), 0.0)
-    best["runtime"] = (n("context_gib") + communicators) * GIB + n("fragmentation") * best["peak"]
-    best["peak"] = best["peak"] + best["runtime"]
-    best["host"] = _host_bytes(model, job, hw, framework, rows)
-    return best
+    several = (rows.gradient_accumulation_steps > 1).astype(np.int64)
+    _, group = compact(at, rows.data_parallel, rows.zero_stage, rows.offload, several)
+    first = np.empty(int(group.max()) + 1, dtype=np.int64)
+    first[group[::-1]] = np.arange(len(rows) - 1, -1, -1)
+    few, n = rows.take(first), framework.number
+    view, per = _rows_of(few, at[first]), state_bytes(job, framework)
+    chosen = rank_stages(model, job, framework, (tensor, pipeline, context, expert, micro))
+    chosen = chosen[: 3 if pipeline.max() > 1 else 1]
+    parts = [_states(stage, view, per, job, framework) for stage in chosen]
+    peak, moment, which, activations = _peaks(chosen, parts, (at, group), rows, framework)
+    place, keeps = which * len(few) + group, n("gradients_held") or n("steady_gradients")
+
+    def gather(values: Callable[[_States], FloatArray]) -> FloatArray:
+        return np.asarray(np.concatenate([values(p) for p in parts])[place])
+
+    fixed = (n("context_gib") + np.where(few.world > 1, n("nccl_gib"), 0.0)) * GIB
+    runtime = fixed[group] + n("fragmentation") * peak
+    return {
+        "weights": gather(lambda p: p.weights),
+        "gradients": gather(lambda p: p.gradients),
+        "optimizer": gather(lambda p: p.optimizer),
+        "activations": activations,
+        "logits": np.concatenate([s.logits for s in chosen])[which * len(tensor) + at],
+        "buffers": gather(lambda p: p.buffers),
+        "steady": gather(lambda p: p.weights + p.optimizer + (p.gradients if keeps else 0.0)),
+        "runtime": runtime,
+        "peak": peak + runtime,
+        "moment": moment,
+        "host": _host_bytes(model, job, hw, framework, few)[group],
+    }
+
+
+def _peaks(
+    stages: Sequence[RankStage],
+    parts: Sequence[_States],
+    places: tuple[IntArray, IntArray],
+    rows: TrainRows,
+    framework: Framework,
+) -> tuple[FloatArray, FloatArray, IntArray, FloatArray]:
+    """Peak without runtime, its moment, the number of the worst stage and its activations, per row.
+
+    places: index of each row into the stages' combinations and into the states.
+    """
+    at, group = places
+    peak = np.full(len(rows), -1.0)
+    moment, activations, which = peak, peak, np.zeros(len(rows), dtype=np.int64)
+    for number, (stage, part) in enumerate(zip(stages, parts, strict=True)):
+        stored, live = _kept_bytes(stage, at, rows, framework)
+        during = np.maximum(
+            part.held[group] + stored + np.maximum(stage.logits[at], live), part.gradients[group] + live
+        )
+        backward = (part.weights + part.optimizer + part.buffers)[group] + during
+        still = np.maximum(part.load, part.step)[group]
+        worse = np.maximum(still, backward) > peak
+        other = np.where(part.step >= part.load, STEP, LOAD)[group]
+        moment = np.where(worse, np.where(backward >= still, BACKWARD, other), moment)
+        activations = np.where(worse, stored + live, activations)
+        which = np.where(worse, number, which)
+        peak = np.where(worse, np.maximum(still, backward), peak)
+    return peak, moment, which, activations
 
 
 def _host_bytes(
@@ -292,10 +336,8 @@ def _host_bytes(
     trainable = total if job.method == "full" else sum(adapter_params(model, job, g) * c for g, c in model.layer_groups)
     base = 0.0 if job.method == "full" else PLAIN_BYTES * total * (0.3 if job.method == "qlora" else 1.0)
     machines = np.maximum(1.0, np.ceil(rows.world / hw.gpus_per_node))
-    states = (
-        np.array([0.0, per.optimizer + per.gradients, per.optimizer + per.gradients + per.weights])[rows.offload]
-        * trainable
-    )
+    kept = per.optimizer + per.gradients - np.where(rows.zero_stage == 3, n("stage3_saving_bytes"), 0.0)
+    states = np.where(rows.offload > 0, kept + np.where(rows.offload == 2, per.weights, 0.0), 0.0) * trainable
     states = states + np.where(rows.offload == 2, base, 0.0) + per.host * trainable
     copies = np.where((rows.zero_stage < 3) & (n("load_all_ranks") > 0), np.minimum(rows.world, hw.gpus_per_node), 1)
     load = (
@@ -324,7 +366,13 @@ def training_memory(
             for key, value in _one_framework(model, job, hw, framework, rows.take(mask)).items():
                 columns[key][mask] = value
     usable = np.full(size, hw.gpu.usable_gib * GIB)
-    return TrainMemory(*(columns[k] for k in names), usable, columns["moment"].astype(np.int64), columns["host"])
+    parts = {f"{k}_bytes": columns[k] for k in names}
+    return TrainMemory(
+        **parts,
+        usable_bytes=usable,
+        worst_moment=columns["moment"].astype(np.int64),
+        host_ram_bytes=columns["host"],
+    )
 
 
 def stage_layers_for(

@@ -1,9 +1,11 @@
 """Time of one decoder layer in training, forward and backward, on one rank: GEMMs by shape, attention, small kernels.
 
-    forward  = max(GEMM + attention + streaming, launch)      backward = max(2 GEMM + 2.5 attention + 2 streaming, 2 launch)
+    forward  = max(GEMM + attention + streaming, launch)
+    backward = max(2 GEMM + 2.5 attention + 2 streaming, 2 launch)
 
-GEMM: 2 m n k / (peak * efficiency(n, k, m)); the gradients of inputs and of weights are GEMMs of their own shapes (the latter only where
-weights train). Efficiencies: hardware_catalog/kernels. All arrays are (U,): combinations of tensor, context, expert parallel, micro-batch.
+GEMM: 2 m n k / (peak * efficiency(n, k, m)); gradients of inputs and of weights are GEMMs of their own shapes (the
+latter only where weights train). Efficiencies: hardware_catalog/kernels. All arrays are (U,): combinations of tensor,
+context and expert parallel and micro-batch.
 """
 
 from __future__ import annotations
@@ -22,6 +24,8 @@ from planner.request import TrainJob
 from planner.units import GB
 
 FloatArray = npt.NDArray[np.float64]
+
+ALIGNED = 128
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,10 @@ def _gemm_one(work: Work, m: FloatArray, n: FloatArray, k: FloatArray) -> FloatA
     dtype = work.compute_dtype
     table = table_of(name, "gemm", dtype if dtype in ("fp8", "fp4") else "bf16")
     stack = Stack("gemm", table[None], np.zeros(len(m), dtype=np.int64))
-    efficiency = stack.efficiency(n, k, m[:, None])[:, 0] * work.framework.number("gemm_efficiency")
+    suffix = f"_{dtype}" if dtype in ("fp8", "fp4") else ""
+    efficiency = stack.efficiency(n, k, m[:, None])[:, 0] * work.framework.number(f"gemm_efficiency{suffix}")
+    odd = (n % ALIGNED != 0) | (k % ALIGNED != 0)
+    efficiency = efficiency * np.where(odd, work.framework.number("misaligned_efficiency"), 1.0)
     element = 1.0 if dtype == "fp8" else 2.0
     compute = 2 * m * n * k / peak_flops(work.gpu, dtype)
     memory = (element * (n * k + m * k) + 2 * m * n) / (work.gpu.bandwidth_gb_per_s * GB)
@@ -81,9 +88,9 @@ def gemm(work: Work, n: FloatArray, k: FloatArray, tokens: FloatArray | None = N
 
 
 def attention(work: Work, mixer: Attention | LatentAttention) -> Passes:
-    """Attention core of all sequences of a micro-batch: flops = 2 heads (d_k + d_v) pairs, half of seq^2 with flash attention.
+    """Attention core of a micro-batch: flops = 2 heads (d_k + d_v) pairs, half of seq^2 with flash attention.
 
-    Without it (kernel set with scores) all pairs are computed and the scores stream through memory 8 times forward.
+    Without it (kernel set with scores) all pairs are computed and the scores stream through memory.
     """
     n, seq = work.framework.number, float(work.job.seq_len)
     if isinstance(mixer, Attention):
@@ -101,9 +108,10 @@ def attention(work: Work, mixer: Attention | LatentAttention) -> Passes:
     peak = peak_flops(work.gpu, "bf16")
     if not flash:
         scores = 2.0 * heads * pairs * work.sequences / work.context
-        forward = flops / (peak * n("gemm_efficiency") * 0.5) + 8 * scores / work.bandwidth
+        forward = flops / (peak * n("gemm_efficiency") * 0.5) + n("scores_passes") * scores / work.bandwidth
         return Passes(forward, 2 * forward, np.zeros_like(forward))
-    forward = flops / (peak * efficiency * n("attention_efficiency"))
+    modern = n("attention_hopper") if (work.gpu.compute_capability or 0) >= 9 else 1.0
+    forward = flops / (peak * efficiency * n("attention_efficiency") * modern)
     back = forward * n("attention_backward") / n("attention_backward_efficiency")
     return Passes(forward, back, np.zeros_like(forward))
 
@@ -152,8 +160,8 @@ def _experts(work: Work, mlp: MoeMlp, hidden: int) -> Passes:
     each, h = pairs / local, np.full_like(width, float(mlp.expert_hidden or hidden))
     up = gemm(work, width * (2 if mlp.gated else 1), h, each)
     down = gemm(work, h, width, each)
-    one = up + down
-    return Passes(one.forward * local, one.inputs * local, one.weights * local)
+    one, times = up + down, local / work.framework.number("expert_efficiency")
+    return Passes(one.forward * times, one.inputs * times, one.weights * times)
 
 
 def _feed_forward(work: Work, layer: Layer, hidden: int) -> Passes:
@@ -178,7 +186,7 @@ def _feed_forward(work: Work, layer: Layer, hidden: int) -> Passes:
 
 
 def layer_passes(work: Work, layer: Layer, hidden: int, kept_bytes: FloatArray) -> Passes:
-    """One layer without communication. kept_bytes (U,): what forward keeps, a measure of what its small kernels move."""
+    """One layer without communication. kept_bytes (U,): what forward keeps, measure of what small kernels move."""
     n = work.framework.number
     products = _mixer(work, layer, hidden) + _feed_forward(work, layer, hidden)
     stream = n("elementwise_factor") * kept_bytes / work.bandwidth
@@ -186,6 +194,7 @@ def layer_passes(work: Work, layer: Layer, hidden: int, kept_bytes: FloatArray) 
     if frozen and work.job.method == "qlora":
         stream = stream + n("dequantise_factor") * 2.5 * layer.params(hidden) / work.tensor / work.bandwidth
     launch = (n("launch_us") + n("launch_tensor_us") * (work.tensor > 1)) * 1e-6 * (1.5 if frozen else 1.0)
+    stream = stream + (n("expert_launch_us") * 1e-6 if isinstance(layer.mlp, MoeMlp) else 0.0)
     forward = np.maximum(products.forward + stream, launch)
     weights = 0.05 * products.weights if frozen else products.weights
     backward = np.maximum(products.inputs + weights + 2 * stream, 2 * launch)
