@@ -101,7 +101,9 @@ class Layout:
     def checkpoint(self) -> str | None:
         """Which kind of checkpoint MODEL must be when the plan knows none to load; None when it does."""
         known = self.deployment.checkpoint or self.deployment.precision == self.plan.model.native_precision
-        return facts()["checkpoints"][self.deployment.precision] if self.support.needs_checkpoint and not known else None
+        return (
+            facts()["checkpoints"][self.deployment.precision] if self.support.needs_checkpoint and not known else None
+        )
 
     @property
     def gated(self) -> bool:

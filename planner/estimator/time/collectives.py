@@ -40,7 +40,7 @@ class Fabric:
 
 def _one(link: Link | None, ranks: int) -> tuple[float, float, float, float]:
     """Latency, handshake seconds, handshake bytes, bytes/s of one group."""
-    if link is None or ranks <= 1:
+    if link is None or link.kind == "none" or ranks <= 1:
         return 0.0, 0.0, 1.0, np.inf
     kind, bandwidth, busbw = link.kind, link.bandwidth_gb_per_s, link.measured_busbw_gb_per_s
     if kind == "nvlink-bridge" and ranks > 2:
