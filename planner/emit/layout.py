@@ -8,8 +8,10 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from planner.engines.formats import load_flag
 from planner.engines.records import EngineSpec, PrecisionSupport, engine
 from planner.errors import InvalidValueError, NoPlanError, PlanFileError
+from planner.models.checkpoints import all_checkpoints
 from planner.plan import Deployment, OfferChoice, Plan, ServeSettings
 
 EXACT = {"bf16": "bfloat16", "fp16": "float16"}
@@ -104,6 +106,17 @@ class Layout:
         return (
             facts()["checkpoints"][self.deployment.precision] if self.support.needs_checkpoint and not known else None
         )
+
+    @property
+    def load_flag(self) -> str | None:
+        """What the engine is told to get this precision: nothing for weights that are published in it."""
+        dep = self.deployment
+        if dep.checkpoint is not None:
+            known = next((c for c in all_checkpoints() if c.repo == dep.checkpoint), None)
+            return load_flag(dep.engine, known) if known else None
+        if dep.precision == self.plan.model.native_precision and dep.precision not in EXACT:
+            return None
+        return self.support.flag
 
     @property
     def gated(self) -> bool:

@@ -79,10 +79,15 @@ def deployment(study: Study, row: int, replicas: int, machines: dict[int, int]) 
     )
 
 
+SIXTEEN_BIT = ("bf16", "fp16", "fp32")
+
+
 def checkpoint_to_load(model: ModelSpec, engine: EngineSpec, shard: Shard) -> str | None:
-    """The published checkpoint for a precision that the engine does not make itself; None = the model's own weights."""
+    """The published checkpoint for a precision that the engine does not make itself layer by layer; None = the model's own."""
     support = engine.support(shard.precision.name, shard.gpu)
-    if support is None or not support.needs_checkpoint or shard.precision.name == model.native_precision:
+    if support is None or shard.precision.name in (model.native_precision, *SIXTEEN_BIT):
+        return None
+    if not support.needs_checkpoint and engine.online_load == "layer":
         return None
     found = checkpoint_for(engine.name, model.hf_id, shard.precision.name)
     return found.repo if found is not None else None

@@ -178,6 +178,7 @@ def axes_of(model: ModelSpec, request: ServeRequest, near_miss: float) -> Axes:
         weights_bytes(model, precision(model.native_precision), 1, 1),
         lambda engine, p, needs: obtainable(model, request.pins, engine, p, needs),
         lambda tp: expert_modes(model, tp),
+        lambda engine, p, needs: made_while_loading(model, engine, p, needs),
         lambda p, tp, ep: precision_parallel_problem(model, p, tp, ep),
     )
 
@@ -195,6 +196,13 @@ def obtainable(model: ModelSpec, pins: Pins, engine: EngineSpec, weights: Precis
     if pins.precision is not None or pins.unpublished_checkpoints or not model.hf_id:
         return True
     return checkpoint_for(engine.name, model.hf_id, weights.name) is not None
+
+
+def made_while_loading(model: ModelSpec, engine: EngineSpec, weights: Precision, needs_checkpoint: bool) -> bool:
+    """True when the engine converts 16-bit weights: nobody published this precision in a format it loads."""
+    if needs_checkpoint or weights.name == model.native_precision:
+        return False
+    return checkpoint_for(engine.name, model.hf_id, weights.name) is None
 
 
 def expert_modes(model: ModelSpec, tp: int) -> list[tuple[int, int]]:

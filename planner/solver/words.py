@@ -85,14 +85,13 @@ def warnings(study: Study, row: int, offers: Sequence[OfferChoice]) -> tuple[str
     lines: list[str] = []
     lines.extend(line for offer in offers if (line := stale_price(offer, today())))
     support = engine.support(shard.precision.name, shard.gpu)
-    if support is not None and support.needs_checkpoint and shard.precision.name != study.model.native_precision:
-        repo = checkpoint_to_load(study.model, engine, shard)
-        if repo is None:
-            lines.append(
-                f"No published {shard.precision.name} checkpoint is known: find or make one ({support.note or 'see the engine'})."
-            )
-        else:
-            lines.append(f"Loads {repo}, published by others: check that it is the model you mean.")
+    repo = checkpoint_to_load(study.model, engine, shard)
+    if repo is not None:
+        lines.append(f"Loads {repo}, published by others: check that it is the model you mean.")
+    elif support is not None and support.needs_checkpoint and shard.precision.name != study.model.native_precision:
+        lines.append(
+            f"No published {shard.precision.name} checkpoint is known: find or make one ({support.note or 'see the engine'})."
+        )
     if shard.gpu.unverified:
         lines.append(f"Not verified for {shard.gpu.name}: {', '.join(shard.gpu.unverified)}.")
     if not shard.precision.verified:

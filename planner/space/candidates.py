@@ -58,7 +58,7 @@ class Axes:
 
     weights_bytes: of the whole model, by precision name. near_miss: keep replicas that need up to so many times the memory.
     published_bytes: of the weights as published. obtainable: can weights in this precision be had for this engine (published, or made while loading)?
-    precision_rule: why a precision cannot be cut over so many ranks.
+    made_while_loading: does the engine convert the published weights itself? precision_rule: why a precision cannot be cut over so many ranks.
     expert_modes: how the tensor-parallel group may be shared out, as (expert_parallel, attention_data_parallel) pairs.
     """
 
@@ -72,6 +72,9 @@ class Axes:
     published_bytes: float = 0.0
     obtainable: Callable[[EngineSpec, Precision, bool], bool] = lambda engine, precision, needs_checkpoint: True
     expert_modes: Callable[[int], Sequence[ExpertMode]] = lambda tp: ((1, 1),)
+    made_while_loading: Callable[[EngineSpec, Precision, bool], bool] = lambda engine, precision, needs_checkpoint: (
+        False
+    )
     precision_rule: Callable[[Precision, int, int], str | None] = lambda precision, tp, ep: None
 
 
@@ -97,7 +100,9 @@ def runnable(engine: EngineSpec, hw: HardwareClass, axes: Axes) -> list[Method]:
                 continue
             if kv.name in ("bf16", "fp16") and kv.name != sixteen_bit(precision, hw):
                 continue
-            loads_whole = engine.online_load == "whole" and not support.needs_checkpoint
+            loads_whole = engine.online_load == "whole" and axes.made_while_loading(
+                engine, precision, support.needs_checkpoint
+            )
             found.append((precision, kv, support.max_tensor_parallel or MAX_TENSOR_PARALLEL, loads_whole))
     return found
 

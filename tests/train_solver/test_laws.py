@@ -1,6 +1,7 @@
 """Laws of training plans, on the real estimators over a few offers."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -51,7 +52,7 @@ def test_more_budget_is_never_slower(catalog, model):
         plan = solve_training(replace(request(budget_usd=usd), goal="fastest"), model, catalog)
         assert plan.cost.usd_total <= usd
         times.append(plan.predicted["total_time_h"].value)
-    assert all(later <= earlier * 1.011 for earlier, later in zip(times, times[1:], strict=False))
+    assert all(later <= earlier * 1.011 for earlier, later in pairwise(times))
 
 
 def test_the_bound_prunes_nothing_that_could_win(catalog, model):
