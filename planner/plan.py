@@ -148,7 +148,10 @@ class Alternative:
 
 @dataclass(frozen=True)
 class SolverReport:
-    """What the solver says of its own answer. objective, best_bound: USD (cheapest), logarithmic 1% steps of duration (fastest), tokens/s."""
+    """What the solver says of its own answer.
+
+    objective, best_bound: of the first objective: USD (cheapest), logarithmic 1% steps of duration (fastest), tokens/s.
+    """
 
     status: str
     objective: float | None
