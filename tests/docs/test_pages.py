@@ -156,3 +156,38 @@ def test_the_page_warns_of_narrow_ranges_only_while_they_are():
 
 def test_python_blocks_are_there():
     assert len(fences("python-api.md", "python")) >= 6
+
+
+def test_serving_page_lists_what_the_data_says():
+    from planner.engines.records import engines
+    from planner.estimator.time.engine_time import timing_row
+    from planner.solver.words import STALE_DAYS
+
+    page = text("serving-model.md")
+    measured = page.split("all but ")[1].split(".")[0].replace(" and ", ", ").split(", ")
+    assert set(measured) == set(read_data("hardware_catalog.kernels", "borrow.yaml")["measured"])
+    guessed = page.split("engines/time.yaml): ")[1].split(".")[0].split(", ")
+    assert set(guessed) == {e.name for e in engines().values() if not timing_row(e.name, e.version)["fitted_on"]}
+    assert f"above {STALE_DAYS} days" in page
+    static = {e.name for e in engines().values() if e.batching == "static"}
+    assert all(f"`{name}`" in page.split("run a padded")[0].rsplit(";", 1)[1] for name in static)
+
+
+def test_solver_page_quotes_the_numbers_of_the_code():
+    from planner.estimator.operating_point import MAX_REPLICAS, SEQUENCE_GRID
+    from planner.estimator.table import NEAR_MISS
+    from planner.solver import train_study
+    from planner.solver.problem import TIE_PERCENT
+    from planner.space import candidates, layouts
+
+    page = " ".join(text("solver.md").split())
+    assert f"`MAX_GPUS_PER_REPLICA` = {layouts.MAX_GPUS_PER_REPLICA} GPUs" in page
+    assert f"stages {', '.join(map(str, layouts.PIPELINE_DEGREES))};" in page
+    assert f"parallel 1 to {layouts.MAX_TENSOR_PARALLEL} inside" in page
+    assert f"`FILL` = {candidates.FILL:.0%}" in page
+    assert f"`MAX_UTILISATION` = {train_study.MAX_UTILISATION:.0%}" in page
+    assert f"up to {train_study.MAX_GPUS} GPUs" in page
+    assert f"bisection up to {MAX_REPLICAS} (" in page
+    assert f"({', '.join(map(str, SEQUENCE_GRID[:5]))}, ... {SEQUENCE_GRID[-1]})" in page
+    assert f"up to {NEAR_MISS:g} times the memory" in page
+    assert f"steps of {TIE_PERCENT:g}% (`TIE_PERCENT`)" in page
