@@ -2,8 +2,8 @@
 
 Run:  python scripts/fit_serving.py ROWS.csv [--sweeps 2] [--ranges]
 ROWS.csv has the columns of `planner accuracy --serving`. Rows are split in two by (model, GPU, engine); only one half is
-fitted. Coordinate search over the parameters listed in time.yaml; loss = mean of min(|ln(predicted / measured)|, 0.7), every
-(load kind, metric) of an engine weighing the same. Prints the constants to write into time.yaml; --ranges writes the intervals.
+fitted. Coordinate search over the parameters listed in time.yaml; loss = mean of min(|ln(predicted / measured)|, 0.4), every
+(load kind, metric) of an engine weighing as the root of its rows. Prints the constants to write into time.yaml; --ranges writes the intervals.
 """
 
 from __future__ import annotations

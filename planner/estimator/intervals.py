@@ -22,6 +22,6 @@ MEASURED_AS = {
 
 
 def interval(metric: str, gpu: Gpu, engine: EngineSpec | str) -> tuple[float, float]:
-    """(low, high) factors around a prediction of the plan; wider where the GPU's kernels are borrowed from a sibling."""
+    """(low, high) factors around a prediction, by metric, engine, and whether the GPU's kernels are its own or borrowed."""
     gpu_class = "borrowed" if surface_of(gpu).borrowed else "measured"
     return ranges(MEASURED_AS[metric], gpu_class, engine if isinstance(engine, str) else engine.name)

@@ -15,7 +15,7 @@ class Precision:
 
     bits: stored bits of one quantised weight. overhead_bits: scales and zero points, spread over the weights
     (group_size elements share one scale). compute_dtype: what the tensor cores multiply (a key of Gpu.peak_tflops);
-    weight-only methods compute in 16 bit. quantises_*: whether embedding, head, attention, router are converted too.
+    weight-only methods compute in 16 bit. quantises_*: whether embedding, head, attention are converted too.
     quantises_dense_mlp is False where only routed experts are. native_only: exists only as a checkpoint of that kind;
     servable: False when no engine here loads it (GGUF), the precision is there to read such checkpoints.
     accuracy_loss_percent: expected relative loss of average task score against bf16, with its source.

@@ -163,7 +163,7 @@ def model_summary(model: ModelSpec) -> ModelSummary:
 
 
 def provenance(catalog: Catalog, offers: tuple[OfferChoice, ...]) -> Provenance:
-    """Dates of what the plan rests on; the price age is that of the oldest price used, else of the newest in the catalog."""
+    """Dates of what the plan rests on; the price age is that of the oldest price used (None: all owned)."""
     import datetime as dt
 
     dates = [dt.date.fromisoformat(o.observed_at) for o in offers if o.tier != "owned"]
