@@ -248,15 +248,16 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
         tree["infeasible"]["relaxations"] = [
             {_RENAMED.get(k, k): v for k, v in r.items()} for r in tree["infeasible"]["relaxations"]
         ]
-    listed: dict[str, Any] = _plain(tree)
+    listed: dict[str, Any] = plain(tree)
     return listed
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """Tuples as lists, keys as strings, all the way down."""
     if isinstance(value, dict):
-        return {str(k): _plain(v) for k, v in value.items()}
+        return {str(k): plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(v) for v in value]
+        return [plain(v) for v in value]
     return value
 
 

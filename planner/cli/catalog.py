@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import datetime as dt
 from typing import Annotated, Any
 
 import typer
 
+from planner.clock import today
 from planner.errors import CatalogError, InvalidValueError, UnknownNameError
 from planner.hardware import catalog as hardware
 from planner.hardware.check import check_catalog
@@ -105,7 +105,7 @@ def _look_up(name: str, known: Catalog) -> list[dict[str, Any]]:
 def check(catalog: Dirs = None, json: AsJson = False) -> None:
     """Integrity of the catalog: exit 0 when it has no fault, 2 when it has."""
     known = hardware.load_catalog(catalog or (), strict=False)
-    result = check_catalog(known, dt.date.today())
+    result = check_catalog(known, today())
     if json:
         report.print_json(
             {"faults": list(result.faults), "notes": list(result.warnings), "sources": list(known.sources)}

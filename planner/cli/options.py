@@ -70,10 +70,10 @@ LIMITS: Group = {
 HARDWARE: Group = {
     "on": _text("Own machines: 2xrtx-4090 (one machine), 8x8xa100-sxm-80 (8 machines of 8).", "--on"),
     "fabric_gbps": _text("Gbit/s between own machines.", "--fabric-gbps"),
-    "provider": _many("Only this provider (repeatable).", "--provider"),
+    "provider": _many("Only this provider (repeatable, * as wildcard).", "--provider"),
     "region": _many("Only this region (repeatable, * as wildcard).", "--region"),
-    "gpu": _many("Only this GPU (repeatable).", "--gpu"),
-    "instance": _many("Only this instance type (repeatable).", "--instance"),
+    "gpu": _many("Only this GPU (repeatable, * as wildcard).", "--gpu"),
+    "instance": _many("Only this instance type (repeatable, * as wildcard).", "--instance"),
     "tier": _many("on_demand (default), spot or reserved (repeatable).", "--tier"),
     "catalog": (
         Annotated[
@@ -156,6 +156,12 @@ def duration(text: str | None, flag: str) -> float | None:
 
 def hardware_filter(o: Given) -> HardwareFilter:
     """Where to look."""
+    if o.get("on"):
+        for name in ("provider", "region", "gpu", "instance", "tier"):
+            if o.get(name):
+                raise InvalidValueError(
+                    f"--on and --{name} exclude each other", "--on names the machines", "Drop one of them."
+                )
     tiers = tuple(one_of(t.replace("-", "_"), TIERS, "tier") for t in (o.get("tier") or ("on_demand",)))
     return HardwareFilter(
         tuple(o.get("provider") or ()),

@@ -16,10 +16,12 @@ from planner.request import ServeRequest, TrainRequest
 
 TASKS = ("serve", "train")
 SERVE_ONLY: Group = {
-    **{k: v for k, v in opt.LOAD.items() if k not in ("input_tokens", "output_tokens")},
-    **{k: opt.LIMITS[k] for k in ("latency", "tpot", "e2e", "min_throughput")},
-    **{k: opt.PINS[k] for k in ("kv_cache_dtype", "max_model_len", "max_num_seqs", "unpublished")},
+    **opt.LOAD,
+    **{k: opt.LIMITS[k] for k in ("latency", "tpot", "e2e", "min_throughput", "max_accuracy_loss")},
+    **{k: opt.PINS[k] for k in ("engine", "kv_cache_dtype", "max_model_len", "max_num_seqs", "unpublished")},
 }
+ONE_ENGINE: Group = {**opt.PINS, "engine": opt._text("The engine (default vllm).", "--engine")}
+LENGTHS: Group = {k: opt.LOAD[k] for k in ("input_tokens", "output_tokens")}
 OUTPUT: Group = {
     "time_limit": opt._text("Most time for the proof.", "--time-limit", default="30s"),
     "out": (
@@ -89,7 +91,7 @@ def compare(o: Given) -> int:
     opt.GOAL,
     opt.LOAD,
     opt.HARDWARE,
-    {**opt.PINS, "engine": opt._text("The engine.", "--engine", default="vllm")},
+    ONE_ENGINE,
     TRAIN,
     opt.JSON,
 )
@@ -102,6 +104,7 @@ def estimate(o: Given) -> int:
     from planner.report import console
 
     need_hardware(o)
+    one_engine(o)
     result = estimate_request(request_of(o))
     console.show_estimate(result, json=o["json"])
     return 0 if result.fits else EXIT_NO_PLAN
@@ -111,7 +114,7 @@ def estimate(o: Given) -> int:
     opt.MODEL,
     opt.LOAD,
     opt.HARDWARE,
-    {**opt.PINS, "engine": opt._text("The engine.", "--engine", default="vllm")},
+    ONE_ENGINE,
     TRAIN,
     opt.JSON,
 )
@@ -130,6 +133,7 @@ def memory(o: Given) -> int:
         degrees = [opt.whole(o[k], f"--{k.replace('_', '-')}") or 1 for k in ("tensor_parallel", "pipeline_parallel")]
         o["on"], o["gpu"] = f"{degrees[0] * degrees[1]}x{gpu[0]}", None
     need_hardware(o)
+    one_engine(o)
     if o["task"] == "train" and o["tokens"] is None and o["samples"] is None:
         o["tokens"] = "1B"
     result = memory_request(request_of(o))
@@ -145,3 +149,9 @@ def need_hardware(o: Given) -> None:
             "no --on, --gpu or --instance was given",
             "Write for example --on 4xa100-sxm-80 or --gpu h100-sxm.",
         )
+
+
+def one_engine(o: Given) -> None:
+    """A single serving configuration runs on one engine: vLLM unless named."""
+    if o["task"] == "serve" and o["engine"] is None:
+        o["engine"] = "vllm"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from planner.engines.records import EngineSpec
 from planner.estimator.time.surfaces import surface_of
-from planner.estimator.uncertainty import ranges
+from planner.estimator.uncertainty import ranges, training_ranges
 from planner.hardware.records import Gpu
 
 MEASURED_AS = {
@@ -14,10 +14,6 @@ MEASURED_AS = {
     "throughput_tokens_per_s": "throughput",
     "tokens_per_s_per_gpu": "throughput",
     "capacity_requests_per_s": "throughput",
-    "step_time_s": "step_time",
-    "total_time_h": "step_time",
-    "mfu": "train_throughput",
-    "train_tokens_per_s": "train_throughput",
 }
 
 
@@ -25,3 +21,18 @@ def interval(metric: str, gpu: Gpu, engine: EngineSpec | str) -> tuple[float, fl
     """(low, high) factors around a prediction, by metric, engine, and whether the GPU's kernels are its own or borrowed."""
     gpu_class = "borrowed" if surface_of(gpu).borrowed else "measured"
     return ranges(MEASURED_AS[metric], gpu_class, engine if isinstance(engine, str) else engine.name)
+
+
+INVERSE = ("throughput_tokens_per_s", "tokens_per_s_per_gpu", "mfu")
+
+
+def training_interval(metric: str, gpu: Gpu, moe: bool) -> tuple[float, float]:
+    """(low, high) factors of a training prediction: of the step time by model kind, inverted for rates.
+
+    A GPU whose kernels are borrowed widens them by the spread of borrowed against measured serving times.
+    """
+    low, high = training_ranges("time_moe" if moe else "time")
+    if surface_of(gpu).borrowed:
+        near, far = ranges("tpot", "measured", ""), ranges("tpot", "borrowed", "")
+        low, high = low * min(1.0, far[0] / near[0]), high * max(1.0, far[1] / near[1])
+    return (1 / high, 1 / low) if metric in INVERSE else (low, high)

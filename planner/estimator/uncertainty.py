@@ -21,8 +21,17 @@ def ranges(metric: str, gpu_class: str, engine: str) -> tuple[float, float]:
     """(low_factor, high_factor): 80% of truths lie between value * low and value * high.
 
     metric: ttft, ttft_p95, ttft_p99, tpot, tpot_p99, e2e, throughput, prefill. gpu_class: 'measured' (kernel latencies of this very GPU)
-    or 'borrowed'. engine: an engine's name. A class nobody measured takes the wide default and says so in the data.
+    or 'borrowed', which is never narrower than 'measured'. engine: an engine's name. A class nobody measured takes the wide default and says so in the data.
     """
+    low, high = _class_range(metric, gpu_class, engine)
+    if gpu_class == "measured":
+        return low, high
+    near_low, near_high = _class_range(metric, "measured", engine)
+    return min(low, near_low), max(high, near_high)
+
+
+def _class_range(metric: str, gpu_class: str, engine: str) -> tuple[float, float]:
+    """The range of one class of GPU alone."""
     table = _data()["factors"]
     metric = _data()["same_as"].get(metric, metric)
     for key in (f"{metric}/{gpu_class}/{engine}", f"{metric}/{gpu_class}", f"default/{gpu_class}"):
@@ -30,3 +39,9 @@ def ranges(metric: str, gpu_class: str, engine: str) -> tuple[float, float]:
             low, high = table[key]["low"], table[key]["high"]
             return float(low), float(high)
     return float(table["default"]["low"]), float(table["default"]["high"])
+
+
+def training_ranges(kind: str) -> tuple[float, float]:
+    """(low, high) factors that held 80% of measured training rows: kind is time, time_moe or memory."""
+    low, high = _data()["training"][kind]
+    return float(low), float(high)

@@ -16,7 +16,17 @@ from planner.estimator.intervals import interval
 from planner.estimator.operating_point import take
 from planner.hardware.records import Catalog, Offer
 from planner.models.spec import ModelSpec
-from planner.plan import Cost, Deployment, MemoryUse, ModelSummary, OfferChoice, Provenance, Range, ServeSettings
+from planner.plan import (
+    Cost,
+    Deployment,
+    MemoryUse,
+    ModelSummary,
+    OfferChoice,
+    Provenance,
+    Range,
+    ServeSettings,
+    plain,
+)
 from planner.request import ServeRequest, TrainRequest
 from planner.solver.study import Study
 from planner.space.hardware_classes import HardwareClass
@@ -175,5 +185,5 @@ def provenance(catalog: Catalog, offers: tuple[OfferChoice, ...]) -> Provenance:
 
 def request_dict(request: ServeRequest | TrainRequest) -> dict[str, Any]:
     """The request as plain data."""
-    tree: dict[str, Any] = asdict(request)
+    tree: dict[str, Any] = plain(asdict(request))
     return tree

@@ -123,6 +123,11 @@ def duration_bucket(duration_us: IntArray) -> IntArray:
     return np.asarray(np.floor(np.log(np.maximum(duration_us, 1)) / np.log1p(TIE_PERCENT / 100)), dtype=np.int64)
 
 
+def bucket_start_us(bucket: int) -> float:
+    """The shortest duration of a step of duration_bucket, in microseconds."""
+    return float(np.exp(bucket * np.log1p(TIE_PERCENT / 100)))
+
+
 def prune_dominated(problem: Problem) -> tuple[IntArray, int]:
     """Positions of the rows that can be part of an answer to any loosening of the limits, and how many were dropped.
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from planner.errors import PlannerError
+from planner.errors import InputError, PlannerError
 from planner.solver.constraints import (
     Programme,
     build,
@@ -19,6 +19,7 @@ from planner.solver.constraints import (
     total_tokens,
 )
 from planner.solver.problem import ALL_LIMITS, LimitName, Problem
+from planner.units import format_duration
 
 Expression = Callable[[Programme], Any]
 Objective = tuple[Literal["min", "max"], Expression]
@@ -77,7 +78,7 @@ def solve_problem(
     for i, (direction, expression) in enumerate(steps):
         left = time_limit_s - (time.perf_counter() - start)
         if left <= 0:
-            status = "FEASIBLE"
+            status = "FEASIBLE" if answer is not None else "UNKNOWN"
             break
         solver.parameters.max_time_in_seconds = left
         target = expression(p)
@@ -120,6 +121,17 @@ def solve_problem(
         len(proto.variables),
         p.constraints,
         tuple(p.named),
+    )
+
+
+def no_answer_in_time(answer: Answer, time_limit_s: float) -> InputError | None:
+    """The error when the time limit came before any answer; None when there is an answer or a proof that there is none."""
+    if answer.row is not None or answer.status == "INFEASIBLE":
+        return None
+    return InputError(
+        f"no answer within {format_duration(time_limit_s)}",
+        "the time limit came before the search found one or proved that there is none",
+        "Raise --time-limit.",
     )
 
 

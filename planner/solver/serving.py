@@ -10,12 +10,12 @@ import numpy as np
 from planner.hardware.records import Catalog
 from planner.models.spec import ModelSpec
 from planner.plan import SCHEMA_VERSION, Alternative, Infeasible, Plan, Relaxation, SolverReport
-from planner.request import ServeRequest
+from planner.request import Goal, ServeRequest
 from planner.solver import assemble, words
 from planner.solver.explain import binding_limits, clashing_limits, smallest_relaxation
-from planner.solver.problem import ALL_LIMITS, OfferColumn, Problem, prune_dominated
+from planner.solver.problem import ALL_LIMITS, OfferColumn, Problem, bucket_start_us, prune_dominated
 from planner.solver.ranking import Ranking, rank
-from planner.solver.search import Answer, solve_problem
+from planner.solver.search import Answer, no_answer_in_time, solve_problem
 from planner.solver.study import Study, make_study
 
 WIDE = 1e9
@@ -28,6 +28,9 @@ def solve_serving(request: ServeRequest, model: ModelSpec, catalog: Catalog) -> 
     problem, keep, dropped = pruned(study)
     answer = solve_problem(problem, time_limit_s=request.time_limit_s, seed=request.seed)
     report = _report(study, answer, dropped, start)
+    late = no_answer_in_time(answer, request.time_limit_s)
+    if late is not None:
+        raise late
     if answer.row is None:
         return _no_plan(request, model, catalog, report)
     row = int(keep[answer.row])
@@ -74,13 +77,21 @@ def _key(problem: Problem, row: int, answer: Answer) -> np.ndarray:
     return np.array([first], dtype=np.int64)
 
 
+def in_units(goal: Goal, value: float | None) -> float | None:
+    """An objective as people read it: USD (cheapest), seconds of the step it falls into (fastest), tokens/s (throughput)."""
+    if value is None:
+        return None
+    if goal == "fastest":
+        return round(bucket_start_us(int(value)) / 1e6, 6)
+    return value * {"cheapest": 1e-6, "throughput": 1e-3}[goal]
+
+
 def _report(study: Study, answer: Answer, dropped: int, start: float) -> SolverReport:
-    scale = {"cheapest": 1e-6, "fastest": 1.0, "throughput": 1e-3}[study.request.goal]
     dropped_by = {**study.pruned, "dominated by a better row of the same hardware": dropped}
     return SolverReport(
         status=answer.status,
-        objective=None if answer.objective is None else answer.objective * scale,
-        best_bound=None if answer.bound is None else answer.bound * scale,
+        objective=in_units(study.request.goal, answer.objective),
+        best_bound=in_units(study.request.goal, answer.bound),
         wall_s=round(time.perf_counter() - start, 4),
         variables=answer.variables,
         constraints=answer.constraints,
@@ -189,7 +200,7 @@ def _no_plan(request: ServeRequest, model: ModelSpec, catalog: Catalog, report: 
         predicted={},
         cost=None,
         solver=report,
-        binding=tuple(core),
+        binding=(),
         alternatives=(),
         infeasible=Infeasible(core_words, tuple(relaxations)),
         provenance=assemble.provenance(catalog, ()),

@@ -37,11 +37,11 @@ class Estimate:
 def estimate_serving(request: ServeRequest, model: ModelSpec, catalog: Catalog) -> Estimate:
     """The configuration of the pins on the hardware of the filter; axes left open take their best value for the goal.
 
-    Unpinned precision and KV dtype are those of the checkpoint and 16 bit, not searched. Errors: InvalidValueError when
+    Unpinned precision and KV dtype are those of the checkpoint and 16 bit, not searched; replicas are 1. Errors: InvalidValueError when
     no legal configuration is left, NoPlanError when the pinned replicas cannot carry the load.
     """
     pins = request.pins
-    pins = replace(pins, precision=pins.precision or model.native_precision)
+    pins = replace(pins, precision=pins.precision or model.native_precision, data_parallel=pins.data_parallel or 1)
     loose = replace(request, pins=pins, limits=Limits(max_accuracy_loss_percent=100.0))
     study = make_study(loose, model, catalog, near_miss=WIDE)
     if not len(study.problem.rows):

@@ -149,6 +149,20 @@ def check_pins(model: ModelSpec, request: ServeRequest) -> None:
             )
 
 
+def check_precisions(model: ModelSpec, request: ServeRequest) -> None:
+    """A pinned precision that no engine in question runs, or a model of which none runs any, is bad input."""
+    pins = request.pins
+    known = {row.precision for e in searched_engines(pins.engine) for row in e.precisions}
+    wanted = [p.name for p in searched_precisions(model, pins.precision)]
+    if not known.intersection(wanted):
+        who = pins.engine or "no engine here"
+        raise InvalidValueError(
+            f"{who} {'does not run' if pins.engine else 'runs'} {wanted[0]} weights",
+            f"that is how {model.name} is published" if pins.precision is None else "",
+            f"It runs {', '.join(sorted(known))}." if pins.engine else f"Known: {', '.join(sorted(known))}.",
+        )
+
+
 def find_offers(request: ServeRequest, catalog: Catalog) -> tuple[Offer, ...]:
     """The machines of the request: owned ones, or the catalog's through the filter."""
     from planner.hardware.filters import matching_offers
@@ -223,9 +237,11 @@ def make_study(request: ServeRequest, model: ModelSpec, catalog: Catalog, near_m
     check_pins(model, request)
     settings = serving_settings(model, request)
     classes, merged = group_offers(find_offers(request, catalog))
+    check_precisions(model, request)
     space = build_space(classes, axes_of(model, request, near_miss))
     pruned: Counter[str] = Counter(space.excluded)
-    pruned["dearer offer of equal hardware"] += merged
+    if len(space):
+        pruned["dearer offer of equal hardware"] += merged
     pairs, alive = _estimable(_pairs(model, space, settings, request), near_miss, pruned)
     rows = _operate(pairs, alive, request)
     stable = rows.stable & np.isfinite(rows.e2e_s)

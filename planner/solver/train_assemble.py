@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner.estimator.intervals import interval
+from planner.estimator.cost.training import run_cost_usd, run_steps
+from planner.estimator.intervals import training_interval
 from planner.estimator.memory.training import stage_layers_for
 from planner.plan import Cost, Deployment, MemoryUse, Range, TrainSettings
 from planner.request import OFFLOADS
@@ -58,7 +59,7 @@ def deployment(study: TrainStudy, row: int) -> Deployment:
             optimizer=job.optimizer,
             seq_len=job.seq_len,
             global_batch_size=batch,
-            steps=int(np.ceil(job.tokens / (batch * job.seq_len))),
+            steps=int(run_steps(job, batch)),
             packing=job.packing,
             lora_rank=None if job.method == "full" else job.lora_rank,
             lora_targets=() if job.method == "full" else job.lora_targets,
@@ -100,7 +101,6 @@ def predicted(study: TrainStudy, row: int) -> dict[str, Range]:
     """Predictions of the run, each with its 80% interval."""
     block, i = at(study, row)
     hw = study.classes[block.hardware]
-    framework = study.frameworks[int(block.rows.framework[i])]
     values = {
         "step_time_s": float(block.time.step_time_s[i]),
         "throughput_tokens_per_s": float(block.time.tokens_per_s[i]),
@@ -110,7 +110,7 @@ def predicted(study: TrainStudy, row: int) -> dict[str, Range]:
     }
     ranges = {}
     for name, value in values.items():
-        low, high = interval(name, hw.gpu, framework.name)
+        low, high = training_interval(name, hw.gpu, study.model.is_moe)
         ranges[name] = Range(round(value, 5), round(value * low, 5), round(value * high, 5))
     return ranges
 
@@ -120,4 +120,4 @@ def cost(study: TrainStudy, row: int) -> Cost:
     block, i = at(study, row)
     offer = study.offers[int(study.problem.rows.hardware[row])]
     hourly = offer.price.usd_per_hour * block.machines
-    return Cost(round(hourly, 6), None, round(hourly * float(block.run_s[i]) / 3600, 4))
+    return Cost(round(hourly, 6), None, round(float(run_cost_usd(block.run_s[i], hourly)), 4))

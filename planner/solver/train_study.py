@@ -14,6 +14,7 @@ import numpy as np
 
 from planner.engines.training import Framework, framework, frameworks
 from planner.errors import InvalidValueError
+from planner.estimator.cost.training import run_cost_usd, run_steps, run_time_s
 from planner.estimator.memory.training import TrainMemory, training_memory
 from planner.estimator.operating_point import BoolArray, FloatArray, IntArray, take
 from planner.estimator.time.training import TrainTime, training_time
@@ -199,8 +200,8 @@ def _estimate_block(
     kept = np.flatnonzero(near)
     time = training_time(model, request.job, hw, stacks, rows.take(kept))
     batch = rows.micro_batch_size * rows.data_parallel * rows.gradient_accumulation_steps
-    steps = np.ceil(request.job.tokens / (batch[kept] * request.job.seq_len))
-    block = Block(h, machines, rows.take(kept), take(memory, kept), time, steps * time.step_time_s)
+    run_s = run_time_s(run_steps(request.job, batch[kept]), time.step_time_s)
+    block = Block(h, machines, rows.take(kept), take(memory, kept), time, run_s)
     front = _front(request, hw, block)
     pruned["dominated by a better layout of the same machines"] += len(block) - len(front)
     return _take_block(block, front), illegal + len(rows)
@@ -260,7 +261,7 @@ def _best_value(request: TrainRequest, hw: HardwareClass, block: Block) -> float
     limits = request.limits
     good: BoolArray = (missing_kib(block) == 0) & (missing_host_kib(hw, block) == 0)
     hourly = block.machines * cheapest_usd_per_hour(hw)
-    usd = block.run_s / 3600 * hourly
+    usd = run_cost_usd(block.run_s, hourly)
     if limits.deadline_s is not None:
         good &= block.run_s <= limits.deadline_s
     if limits.step_s is not None:
@@ -345,7 +346,9 @@ def _block_rows(block: Block, o: int, offer: Offer, number: int) -> tuple[Rows, 
             "step_time": np.ceil(block.time.step_time_s * 1e6).astype(np.int64),
             "deadline": duration,
         },
-        run_cost=np.ceil(duration / 3.6e9 * block.machines * offer.price.usd_per_hour * 1e6).astype(np.int64),
+        run_cost=np.ceil(run_cost_usd(duration / 1e6, block.machines * offer.price.usd_per_hour) * 1e6).astype(
+            np.int64
+        ),
     )
     return rows, number * ones
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from planner.clock import today
+from planner.estimator.time.surfaces import surface_of
 from planner.hardware.owned import owned_notes
 from planner.hardware.records import Catalog
 from planner.plan import OfferChoice, Relaxation
@@ -47,6 +48,8 @@ def assumptions(study: TrainStudy, row: int | None, catalog: Catalog) -> tuple[s
     ]
     if job.batch_tokens_high is None:
         lines.append(f"Global batch between {fewest} and {most} sequences (not stated: --global-batch fixes it).")
+    if job.method != "full":
+        lines.append("MFU counts 6 FLOPs per weight and token, as for full training, although frozen weights need 4.")
     lines.append(
         "The run is the training steps alone: no evaluation, checkpoint writing, restarts or data preparation."
     )
@@ -73,6 +76,11 @@ def warnings(study: TrainStudy, row: int, offers: Sequence[OfferChoice]) -> tupl
     hw = study.classes[block.hardware]
     framework = study.frameworks[int(block.rows.framework[i])]
     lines = [line for offer in offers if (line := stale_price(offer, today()))]
+    surface = surface_of(hw.gpu)
+    if surface.borrowed:
+        lines.append(
+            f"The kernels of {hw.gpu.name} were not measured: its times are those of {surface.surface}, scaled by peak and bandwidth."
+        )
     if hw.gpu.unverified:
         lines.append(f"Not verified for {hw.gpu.name}: {', '.join(hw.gpu.unverified)}.")
     for link in {hw.link, hw.fabric} if block.machines > 1 else {hw.link}:

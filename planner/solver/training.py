@@ -17,7 +17,8 @@ from planner.solver.assemble import model_summary, provenance, request_dict
 from planner.solver.explain import binding_limits, clashing_limits, smallest_relaxation
 from planner.solver.problem import Problem, prune_dominated
 from planner.solver.ranking import Ranking, rank
-from planner.solver.search import Answer, solve_problem
+from planner.solver.search import Answer, no_answer_in_time, solve_problem
+from planner.solver.serving import in_units
 from planner.solver.train_study import TrainStudy, make_train_study
 
 WIDE = 1e9
@@ -30,6 +31,9 @@ def solve_training(request: TrainRequest, model: ModelSpec, catalog: Catalog) ->
     problem, keep, dropped = pruned(study.problem)
     answer = solve_problem(problem, time_limit_s=request.time_limit_s, seed=request.seed)
     report = _report(study, answer, dropped, start)
+    late = no_answer_in_time(answer, request.time_limit_s)
+    if late is not None:
+        raise late
     if answer.row is None:
         return _no_plan(request, model, catalog, report)
     row = int(keep[answer.row])
@@ -67,12 +71,11 @@ def pruned(problem: Problem) -> tuple[Problem, IntArray, int]:
 
 
 def _report(study: TrainStudy, answer: Answer, dropped: int, start: float) -> SolverReport:
-    scale = 1e-6 if study.request.goal == "cheapest" else 1.0
     dropped_by = {**study.pruned, "dominated by a better row of the same offer": dropped}
     return SolverReport(
         status=answer.status,
-        objective=None if answer.objective is None else answer.objective * scale,
-        best_bound=None if answer.bound is None else answer.bound * scale,
+        objective=in_units(study.request.goal, answer.objective),
+        best_bound=in_units(study.request.goal, answer.bound),
         wall_s=round(time.perf_counter() - start, 4),
         variables=answer.variables,
         constraints=answer.constraints,
@@ -141,7 +144,7 @@ def _no_plan(request: TrainRequest, model: ModelSpec, catalog: Catalog, report: 
         predicted={},
         cost=None,
         solver=report,
-        binding=tuple(core),
+        binding=(),
         alternatives=(),
         infeasible=Infeasible(words, tuple(relaxations)),
         provenance=provenance(catalog, ()),

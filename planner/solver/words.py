@@ -6,6 +6,8 @@ import datetime as dt
 from typing import TYPE_CHECKING
 
 from planner.clock import today
+from planner.estimator.memory.rules import memory_rules
+from planner.estimator.time.surfaces import surface_of
 from planner.hardware.owned import owned_notes
 from planner.hardware.records import Catalog
 from planner.models.precision import precision as precision_of
@@ -96,6 +98,15 @@ def warnings(study: Study, row: int, offers: Sequence[OfferChoice]) -> tuple[str
         lines.append(f"Not verified for {shard.gpu.name}: {', '.join(shard.gpu.unverified)}.")
     if not shard.precision.verified:
         lines.append(f"The accuracy figure of {shard.precision.name} is not verified.")
+    surface = surface_of(shard.gpu)
+    if surface.borrowed:
+        lines.append(
+            f"The kernels of {shard.gpu.name} were not measured: its times are those of {surface.surface}, scaled by peak and bandwidth."
+        )
+    if not memory_rules(engine.name, engine.version).verified:
+        lines.append(
+            f"What {engine.name} {engine.version} keeps for activations and runtime is estimated, not measured."
+        )
     if not engine.verified:
         lines.append(f"Support of {engine.name} {engine.version} was read from its documentation, not run.")
     for link in {shard.tensor_link, shard.pipeline_link}:

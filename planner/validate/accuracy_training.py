@@ -19,6 +19,7 @@ from planner.estimator.memory.training import training_memory
 from planner.estimator.time.kernels import peak_flops
 from planner.estimator.time.training import training_time
 from planner.estimator.train_stages import layer_flops_per_token
+from planner.estimator.uncertainty import training_ranges
 from planner.hardware.records import Catalog
 from planner.space.train_rows import TrainRows
 from planner.units import GIB, MIB
@@ -119,7 +120,7 @@ def _interval(case: Case) -> tuple[float, float]:
     """The 80% interval of the case's class as factors on the prediction."""
     time = case.metric in TIME_METRICS or tables()["memory_rows"]["metrics"].get(case.metric) == "rate"
     kind = ("time_moe" if case.model.is_moe else "time") if time else "memory"
-    low, high = tables()["interval"][kind]
+    low, high = training_ranges(kind)
     return float(low), float(high)
 
 

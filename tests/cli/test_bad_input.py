@@ -64,12 +64,8 @@ def outcome(capsys, arguments):
     ],
 )
 def test_one_clear_line_and_exit_2(capsys, tmp_path, extra, mentions):
-    base = SOLVE
-    if extra[0] == "--gpu" or extra[0] == "--on":
-        base = SOLVE[:-2]
-    elif extra[0] == "--model":
-        base = ["solve"]
-    elif extra[0] == "--region":
+    base = {"--model": ["solve"]}.get(extra[0], SOLVE)
+    if extra[0] in ("--gpu", "--on", "--region", "--fabric-gbps"):
         base = SOLVE[:-2]
     code, out, err = outcome(capsys, [*base, *extra, "--out", tmp_path / "plan"])
     assert code == 2, err
