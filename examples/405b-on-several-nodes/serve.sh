@@ -37,7 +37,7 @@ start_replica() { # replica index on this machine, port
         --tensor-parallel-size 8
         --pipeline-parallel-size 2
         --max-model-len 4096
-        --max-num-seqs 12
+        --max-num-seqs 384
         --max-num-batched-tokens 8192
         --kv-cache-dtype auto
         --dtype bfloat16

@@ -3,7 +3,6 @@
 # Serves deepseek-ai/DeepSeek-R1 with SGLang 0.5.23 in fp8-block:
 # tensor parallel 2, pipeline 3, replicas 1,
 # 1 machine(s) of 6x h200.
-# MODEL must be an FP8 checkpoint with 128 x 128 weight blocks; the engine does not convert plain weights.
 # Environment: MODEL (hub id or folder), SERVED_NAME, BIND_ADDRESS, PORT, REPLICAS (here), EXTRA_ARGS.
 set -euo pipefail
 
@@ -25,7 +24,7 @@ start_replica() { # replica index on this machine, port
         --tp-size 2
         --pp-size 3
         --context-length 4096
-        --max-running-requests 24
+        --max-running-requests 512
         --chunked-prefill-size 8192
         --kv-cache-dtype fp8_e4m3
         --enable-metrics

@@ -1,16 +1,14 @@
 #!/usr/bin/env bash
 # Written by `planner emit`; edits are lost when it runs again.
-# Serves meta-llama/Llama-3.1-8B-Instruct with TensorRT-LLM 1.2.1 in fp8:
+# Serves nvidia/Llama-3.1-8B-Instruct-FP8 with TensorRT-LLM 1.2.1 in fp8:
 # tensor parallel 1, pipeline 1, replicas 29,
 # 29 machine(s) of 1x rtx-4090.
-# MODEL must be an FP8 checkpoint (ModelOpt); the engine does not convert plain weights.
-# The hub may ask for an accepted licence for this model: export HF_TOKEN of an account that has it.
 # Environment: MODEL (hub id or folder), SERVED_NAME, BIND_ADDRESS, PORT, REPLICAS (here), EXTRA_ARGS.
 # Run this on each machine with its own MACHINE_INDEX (0, 1, ...).
 set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 
-planned_model=meta-llama/Llama-3.1-8B-Instruct
+planned_model=nvidia/Llama-3.1-8B-Instruct-FP8
 MODEL="${MODEL:-$planned_model}"
 SERVED_NAME="${SERVED_NAME:-$planned_model}"
 BIND_ADDRESS="${BIND_ADDRESS:-0.0.0.0}"

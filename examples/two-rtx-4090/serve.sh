@@ -1,12 +1,10 @@
 #!/usr/bin/env bash
 # Written by `planner emit`; edits are lost when it runs again.
-# Serves Qwen/Qwen3-32B with TensorRT-LLM 1.2.1 in int4-awq:
+# Serves Qwen/Qwen3-32B with vLLM 0.33.0 in fp8:
 # tensor parallel 2, pipeline 1, replicas 1,
 # 1 machine(s) of 2x rtx-4090.
-# MODEL must be an AWQ 4-bit checkpoint; the engine does not convert plain weights.
 # Environment: MODEL (hub id or folder), SERVED_NAME, BIND_ADDRESS, PORT, REPLICAS (here), EXTRA_ARGS.
 set -euo pipefail
-here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 
 planned_model=Qwen/Qwen3-32B
 MODEL="${MODEL:-$planned_model}"
@@ -19,20 +17,21 @@ REPLICAS="${REPLICAS:-1}"
 start_replica() { # replica index on this machine, port
     local replica="$1" port="$2"
     local -a args=(
-        "$MODEL"
-        --backend pytorch
+        --served-model-name "$SERVED_NAME"
         --host "$BIND_ADDRESS"
         --port "$port"
-        --tp_size 2
-        --pp_size 1
-        --max_batch_size 4
-        --max_num_tokens 8192
-        --max_seq_len 4096
-        --kv_cache_free_gpu_memory_fraction 0.9
-        --extra_llm_api_options "$here/trtllm_options.yaml"
+        --tensor-parallel-size 2
+        --pipeline-parallel-size 1
+        --max-model-len 4096
+        --max-num-seqs 32
+        --max-num-batched-tokens 8192
+        --kv-cache-dtype fp8
+        --dtype bfloat16
+        --quantization fp8_per_tensor
+        --gpu-memory-utilization 0.92
     )
     echo "replica $replica on port $port" >&2
-    exec trtllm-serve "${args[@]}" "${extra[@]}"
+    exec vllm serve "$MODEL" "${args[@]}" "${extra[@]}"
 }
 
 start_replica 0 "$PORT"

@@ -63,15 +63,19 @@ def hopeless(pairs: Pairs, near_miss: float) -> BoolArray:
     return np.asarray(one.required_bytes > near_miss * one.capacity_bytes)
 
 
-def operating_rows(pairs: Pairs, which: IntArray, replicas: IntArray, cap: IntArray) -> PairRows:
-    """Rows for pairs run with so many replicas each, max_num_seqs as small as the planned load allows."""
+def operating_rows(pairs: Pairs, which: IntArray, replicas: IntArray, cap: IntArray, fits: BoolArray) -> PairRows:
+    """Rows for pairs run with so many replicas each.
+
+    max_num_seqs is the most that fits, so that a burst finds room and the capacity holds; where not even one sequence
+    fits (fits False) it is what the planned load needs, which says how much memory is missing.
+    """
     load = load_per_replica(pairs.workload, replicas)
     time = pairs.time(which, load, cap)
     if pairs.settings.max_num_seqs is not None:
         seqs = np.full(len(which), pairs.settings.max_num_seqs, dtype=np.int64)
     else:
         running = np.nan_to_num(time.peak_running, nan=1.0, posinf=1e9) / pairs.groups[which]
-        seqs = np.minimum(grid_at_least(running), cap)
+        seqs = np.where(fits, cap, np.minimum(grid_at_least(running), cap))
     return _rows(pairs, which, replicas, seqs, time)
 
 
@@ -101,12 +105,13 @@ def rows_for_load(
         if pairs.settings.max_num_seqs is None
         else np.full(len(alive), pairs.settings.max_num_seqs)
     )
-    cap = np.where(fitting > 0, fitting, SEQUENCE_GRID[-1]).astype(np.int64)
+    fits = fitting > 0
+    cap = np.where(fits, fitting, SEQUENCE_GRID[-1]).astype(np.int64)
     if pinned_replicas is not None:
-        return operating_rows(pairs, alive, np.full(len(alive), pinned_replicas, dtype=np.int64), cap)
+        return operating_rows(pairs, alive, np.full(len(alive), pinned_replicas, dtype=np.int64), cap, fits)
     carry = fewest_replicas_for_load(pairs, alive, cap)
     able = np.flatnonzero(carry <= MAX_REPLICAS)
-    alive, cap, carry = alive[able], cap[able], carry[able]
+    alive, cap, carry, fits = alive[able], cap[able], carry[able], fits[able]
     within = fewest_replicas_within_limits(pairs, alive, cap, carry, limits)
     wanted: list[tuple[IntArray, IntArray]] = [(np.arange(len(alive)), carry)]
     more = np.flatnonzero((within <= MAX_REPLICAS) & (within > carry))
@@ -119,7 +124,7 @@ def rows_for_load(
             replicas = np.maximum(np.ceil(within[good] * step).astype(np.int64), within[good] + 1)
             keep = replicas <= MAX_REPLICAS
             wanted.append((good[keep], replicas[keep]))
-    made = [operating_rows(pairs, alive[at], replicas, cap[at]) for at, replicas in wanted if len(at)]
+    made = [operating_rows(pairs, alive[at], replicas, cap[at], fits[at]) for at, replicas in wanted if len(at)]
     return concatenate(made) if made else empty_rows()
 
 
