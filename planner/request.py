@@ -101,6 +101,8 @@ class Pins:
     max_model_len: int | None = None
     max_num_seqs: int | None = None
     unpublished_checkpoints: bool = False
+    expert_parallel: int | None = None
+    attention_data_parallel: int | None = None
 
 
 @dataclass(frozen=True)

@@ -91,6 +91,12 @@ PINS: Group = {
     "kv_cache_dtype": _text("Pin the KV cache: bf16, fp16, fp8, ...", "--kv-cache-dtype"),
     "tensor_parallel": _text("Pin tensor parallelism.", "--tensor-parallel", "--tp"),
     "pipeline_parallel": _text("Pin pipeline parallelism.", "--pipeline-parallel", "--pp"),
+    "expert_parallel": _text(
+        "Pin expert parallelism (serving: 1, or the tensor-parallel degree).", "--expert-parallel", "--ep"
+    ),
+    "attention_data_parallel": _text(
+        "Pin the attention groups of a replica (1, or the tensor-parallel degree).", "--attention-dp"
+    ),
     "data_parallel": _text("Pin the number of replicas (training: of data-parallel ranks).", "--data-parallel", "--dp"),
     "max_model_len": _text("Longest request the engine must accept, in tokens.", "--max-model-len"),
     "unpublished": _flag("Also search formats of which no published checkpoint is known.", "--unpublished"),
@@ -219,6 +225,8 @@ def serve_request(o: Given) -> ServeRequest:
             whole(o.get("max_model_len"), "--max-model-len"),
             whole(o.get("max_num_seqs"), "--max-num-seqs"),
             bool(o.get("unpublished")),
+            whole(o.get("expert_parallel"), "--expert-parallel"),
+            whole(o.get("attention_data_parallel"), "--attention-data-parallel"),
         ),
     )
 

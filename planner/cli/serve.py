@@ -18,7 +18,10 @@ TASKS = ("serve", "train")
 SERVE_ONLY: Group = {
     **opt.LOAD,
     **{k: opt.LIMITS[k] for k in ("latency", "tpot", "e2e", "min_throughput", "max_accuracy_loss")},
-    **{k: opt.PINS[k] for k in ("engine", "kv_cache_dtype", "max_model_len", "max_num_seqs", "unpublished")},
+    **{
+        k: opt.PINS[k]
+        for k in ("engine", "attention_data_parallel", "kv_cache_dtype", "max_model_len", "max_num_seqs", "unpublished")
+    },
 }
 ONE_ENGINE: Group = {**opt.PINS, "engine": opt._text("The engine (default vllm).", "--engine")}
 LENGTHS: Group = {k: opt.LOAD[k] for k in ("input_tokens", "output_tokens")}

@@ -36,7 +36,6 @@ TRAIN: Group = {
     "deadline": _text("Training: the run must end within 24h.", "--deadline"),
     "step_time": _text("Training: longest step: 10s.", "--step-time"),
     "context_parallel": _text("Training: pin context parallelism.", "--context-parallel", "--cp"),
-    "expert_parallel": _text("Training: pin expert parallelism.", "--expert-parallel", "--ep"),
     "zero_stage": _text("Training: pin the ZeRO stage (0 to 3).", "--zero-stage"),
     "micro_batch_size": _text("Training: pin the micro-batch.", "--micro-batch-size"),
     "checkpoint_interval": _text(

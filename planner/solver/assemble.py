@@ -122,7 +122,7 @@ def memory_use(study: Study, row: int) -> MemoryUse:
         runtime_gib=gib(runtime),
         total_gib=gib(total),
         headroom_gib=gib(np.asarray(m.usable_bytes) - total),
-        kv_cache_tokens=int(np.asarray(m.kv_pool_tokens).reshape(-1)[0]),
+        kv_cache_tokens=int(np.asarray(m.kv_pool_tokens).reshape(-1)[0]) * int(study.pairs.groups[which[0]]),
     )
 
 

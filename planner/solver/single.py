@@ -139,7 +139,8 @@ def _memory_report(pairs: Pairs, which: IntArray, model: ModelSpec, sequences: i
     shard, engine = pairs.shards[int(pairs.shard[which[0]])], pairs.engines[int(pairs.engine[which[0]])]
     settings = pairs.settings
     per_sequence = g["kv_needed_bytes"] / sequences
-    most = int(g["kv_pool_tokens"] // settings.tokens_per_sequence)
+    groups = int(pairs.groups[which[0]])
+    most = int(g["kv_pool_tokens"] // settings.tokens_per_sequence) * groups
     pp = f" PP{shard.pipeline_parallel}" if shard.pipeline_parallel > 1 else ""
     title = (
         f"{model.hf_id or model.name} on {shard.gpu.name}, {engine.name} {engine.version}, weights {shard.precision.name}, "
@@ -155,7 +156,7 @@ def _memory_report(pairs: Pairs, which: IntArray, model: ModelSpec, sequences: i
     )
     fits = g["required_bytes"] <= g["capacity_bytes"]
     notes = [
-        f"The engine gives the cache {g['kv_pool_bytes'] / GIB:.2f} GiB: {int(g['kv_pool_tokens']):,} tokens, or {most} such requests at once."
+        f"The engine gives the cache {g['kv_pool_bytes'] / GIB:.2f} GiB: {int(g['kv_pool_tokens']) * groups:,} tokens, or {most} such requests at once."
     ]
     if not fits:
         notes.append("Lower --max-num-seqs or the lengths, raise --tp, or take a smaller --precision or a larger GPU.")
@@ -168,7 +169,7 @@ def _memory_report(pairs: Pairs, which: IntArray, model: ModelSpec, sequences: i
         round(g["capacity_bytes"] / GIB, 3),
         round(g["usable_bytes"] / GIB, 3),
         round(g["kv_pool_bytes"] / GIB, 3),
-        int(g["kv_pool_tokens"]),
+        int(g["kv_pool_tokens"]) * groups,
         round(per_sequence / settings.tokens_per_sequence, 1),
         most,
         settings.max_model_len,

@@ -129,6 +129,7 @@ def serving_settings(model: ModelSpec, request: ServeRequest) -> Settings:
 
 def check_pins(model: ModelSpec, request: ServeRequest) -> None:
     """Pinned degrees that the model itself forbids are bad input, with the reason."""
+    check_modes(model, request.pins)
     from planner.models.limits import pipeline_parallel_problem, tensor_parallel_problem
 
     pins = request.pins
@@ -141,6 +142,24 @@ def check_pins(model: ModelSpec, request: ServeRequest) -> None:
         if value < 1:
             raise InvalidValueError(f"{flag} must be 1 or more, not {value}", "", f"Write for example {flag} 2.")
         reason = rule(model, value)
+        if reason is not None:
+            raise InvalidValueError(
+                f"{flag} {value} does not work for {model.name}",
+                reason,
+                "Choose another degree or leave it to the solver.",
+            )
+
+
+def check_modes(model: ModelSpec, pins: Pins) -> None:
+    """Pinned expert parallelism and attention groups that no layout can have are bad input."""
+    from planner.models.limits import expert_parallel_problem
+
+    for flag, value in (("--expert-parallel", pins.expert_parallel), ("--attention-dp", pins.attention_data_parallel)):
+        if value is None or value == 1:
+            continue
+        reason = expert_parallel_problem(model, value) if model.is_moe else "the model has no experts"
+        if reason is None and pins.tensor_parallel not in (None, value):
+            reason = f"it is 1 or the tensor-parallel degree, {pins.tensor_parallel}"
         if reason is not None:
             raise InvalidValueError(
                 f"{flag} {value} does not work for {model.name}",
@@ -191,7 +210,7 @@ def axes_of(model: ModelSpec, request: ServeRequest, near_miss: float) -> Axes:
         near_miss,
         weights_bytes(model, precision(model.native_precision), 1, 1),
         lambda engine, p, needs: obtainable(model, request.pins, engine, p, needs),
-        lambda tp: expert_modes(model, tp),
+        lambda tp: [m for m in expert_modes(model, tp) if mode_wanted(m, pins)],
         lambda engine, p, needs: made_while_loading(model, engine, p, needs),
         lambda p, tp, ep: precision_parallel_problem(model, p, tp, ep),
     )
@@ -217,6 +236,12 @@ def made_while_loading(model: ModelSpec, engine: EngineSpec, weights: Precision,
     if needs_checkpoint or weights.name == model.native_precision:
         return False
     return checkpoint_for(engine.name, model.hf_id, weights.name) is None
+
+
+def mode_wanted(mode: tuple[int, int], pins: Pins) -> bool:
+    """True when a mode agrees with the pinned expert parallelism and attention groups."""
+    expert, attention = mode
+    return pins.expert_parallel in (None, expert) and pins.attention_data_parallel in (None, attention)
 
 
 def expert_modes(model: ModelSpec, tp: int) -> list[tuple[int, int]]:
