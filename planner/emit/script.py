@@ -74,7 +74,9 @@ def _settings(layout: Layout) -> str:
     return "\n".join(lines)
 
 
-_SHARE_BLOCK = """MACHINE_INDEX="${{MACHINE_INDEX:-0}}"
+_HERE = 'here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"\n'
+
+_SHARE_BLOCK = """MACHINE_INDEX="${{MACHINE_INDEX:-${{SLURM_NODEID:-0}}}}"
 left=$(({replicas} - MACHINE_INDEX * {share}))
 REPLICAS="${{REPLICAS:-$((left < {share} ? left : {share}))}}"
 if ((REPLICAS < 1)); then
@@ -82,7 +84,7 @@ if ((REPLICAS < 1)); then
     exit 2
 fi"""
 
-_NODE_BLOCK = """MACHINE_INDEX="${{MACHINE_INDEX:-0}}"
+_NODE_BLOCK = """MACHINE_INDEX="${{MACHINE_INDEX:-${{SLURM_NODEID:-0}}}}"
 NODE_RANK="${{NODE_RANK:-$((MACHINE_INDEX % {nodes}))}}"
 MASTER_ADDR="${{MASTER_ADDR:-}}"
 MASTER_PORT="${{MASTER_PORT:-29501}}"
@@ -138,8 +140,7 @@ def serve_sh(layout: Layout, command: Command) -> str:
     return f"""#!/usr/bin/env bash
 {comment(_about(layout))}
 set -euo pipefail
-here="$(cd "$(dirname "${{BASH_SOURCE[0]}}")" && pwd)"
-
+{_HERE if any("$here/" in str(w) for row in command.options for w in row) else ""}
 {_settings(layout)}
 
 {install}start_replica() {{ # replica index on this machine, port

@@ -31,7 +31,7 @@ def slurm_sh(layout: Layout) -> str:
     if mpi:
         body = f'export MASTER_ADDR="${{hosts[0]}}" NODE_RANK=0\nexec {start} --mpi=pmix bash serve.sh'
     else:
-        body = f"exec {start} bash -c 'MACHINE_INDEX=\"$SLURM_NODEID\" exec bash serve.sh'"
+        body = f"exec {start} bash serve.sh"
     return f"""#!/usr/bin/env bash
 {comment(directives, "#SBATCH")}
 {comment(about)}

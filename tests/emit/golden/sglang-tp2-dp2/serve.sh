@@ -5,7 +5,6 @@
 # 1 machine(s) of 8x h200.
 # Environment: MODEL (hub id or folder), SERVED_NAME, BIND_ADDRESS, PORT, REPLICAS (here), EXTRA_ARGS.
 set -euo pipefail
-here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 
 planned_model=Qwen/Qwen2.5-32B-Instruct
 MODEL="${MODEL:-$planned_model}"

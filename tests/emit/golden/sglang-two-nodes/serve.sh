@@ -8,7 +8,6 @@
 # A replica spans machines. Run this on each with MACHINE_INDEX (0, 1, ...) and HOSTS (all addresses, in
 # that order), or with NODE_RANK (within the replica) and MASTER_ADDR (address of its rank 0).
 set -euo pipefail
-here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 
 planned_model=meta-llama/Llama-3.1-70B-Instruct
 MODEL="${MODEL:-$planned_model}"
@@ -16,7 +15,7 @@ SERVED_NAME="${SERVED_NAME:-$planned_model}"
 BIND_ADDRESS="${BIND_ADDRESS:-0.0.0.0}"
 PORT="${PORT:-30000}"
 read -r -a extra <<<"${EXTRA_ARGS:-}"
-MACHINE_INDEX="${MACHINE_INDEX:-0}"
+MACHINE_INDEX="${MACHINE_INDEX:-${SLURM_NODEID:-0}}"
 NODE_RANK="${NODE_RANK:-$((MACHINE_INDEX % 2))}"
 MASTER_ADDR="${MASTER_ADDR:-}"
 MASTER_PORT="${MASTER_PORT:-29501}"

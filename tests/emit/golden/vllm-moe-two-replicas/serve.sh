@@ -5,7 +5,6 @@
 # 1 machine(s) of 8x a100-sxm-80.
 # Environment: MODEL (hub id or folder), SERVED_NAME, BIND_ADDRESS, PORT, REPLICAS (here), EXTRA_ARGS.
 set -euo pipefail
-here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 
 planned_model=Qwen/Qwen3-30B-A3B
 MODEL="${MODEL:-$planned_model}"

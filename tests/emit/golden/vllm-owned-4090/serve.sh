@@ -6,7 +6,6 @@
 # MODEL must be an AWQ 4-bit checkpoint; the engine does not convert plain weights.
 # Environment: MODEL (hub id or folder), SERVED_NAME, BIND_ADDRESS, PORT, REPLICAS (here), EXTRA_ARGS.
 set -euo pipefail
-here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 
 planned_model=Qwen/Qwen2.5-32B-Instruct
 MODEL="${MODEL:-$planned_model}"

@@ -7,7 +7,6 @@
 # Environment: MODEL (hub id or folder), SERVED_NAME, BIND_ADDRESS, PORT, REPLICAS (here), EXTRA_ARGS.
 # Run this on each machine with its own MACHINE_INDEX (0, 1, ...).
 set -euo pipefail
-here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 
 planned_model=meta-llama/Llama-3.1-8B-Instruct
 MODEL="${MODEL:-$planned_model}"
@@ -15,7 +14,7 @@ SERVED_NAME="${SERVED_NAME:-$planned_model}"
 BIND_ADDRESS="${BIND_ADDRESS:-0.0.0.0}"
 PORT="${PORT:-8000}"
 read -r -a extra <<<"${EXTRA_ARGS:-}"
-MACHINE_INDEX="${MACHINE_INDEX:-0}"
+MACHINE_INDEX="${MACHINE_INDEX:-${SLURM_NODEID:-0}}"
 left=$((3 - MACHINE_INDEX * 2))
 REPLICAS="${REPLICAS:-$((left < 2 ? left : 2))}"
 if ((REPLICAS < 1)); then

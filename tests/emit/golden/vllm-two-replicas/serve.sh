@@ -6,7 +6,6 @@
 # The hub asks for an accepted licence for this model: export HF_TOKEN of an account that has it.
 # Environment: MODEL (hub id or folder), SERVED_NAME, BIND_ADDRESS, PORT, REPLICAS (here), EXTRA_ARGS.
 set -euo pipefail
-here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 
 planned_model=meta-llama/Llama-3.1-8B-Instruct
 MODEL="${MODEL:-$planned_model}"
