@@ -67,6 +67,18 @@ def _start(laid: TrainLayout) -> str:
     return (f"{_ADDRESS}\n{need}\n" if several else "") + _torchrun(laid)
 
 
+def _data(laid: TrainLayout) -> str:
+    if laid.engine == "megatron_bridge":
+        return "the prefix of a .bin/.idx pair, or mock"
+    return "a .txt, .jsonl or .parquet file, a folder of them, or a hub name"
+
+
+def _exports(laid: TrainLayout) -> str:
+    if laid.engine in ("deepspeed", "fsdp2"):
+        return ""
+    return 'export MODEL OUTPUT_DIR DATASET PYTHONPATH="$here${PYTHONPATH:+:$PYTHONPATH}"\n'
+
+
 def launch_sh(laid: TrainLayout, script: list[str], install: bool = True) -> str:
     """The text of launch.sh. script: words of the program and its options, as shell."""
     lines = "\n".join(f"    {part}" for part in script)
@@ -81,8 +93,8 @@ planned_model={word(laid.model)}
 MODEL="${{MODEL:-$planned_model}}"
 OUTPUT_DIR="${{OUTPUT_DIR:-output}}"
 MASTER_PORT="${{MASTER_PORT:-29500}}"
-if [[ -z "${{DATASET:-}}" ]]; then
-    echo "set DATASET to a .txt, .jsonl or .parquet file, a folder of them, or a hub name" >&2
+{_exports(laid)}if [[ -z "${{DATASET:-}}" ]]; then
+    echo "set DATASET to {_data(laid)}" >&2
     exit 2
 fi
 read -r -a extra <<<"${{EXTRA_ARGS:-}}"
@@ -99,3 +111,7 @@ PYTHON_SCRIPT = [
     '--model "$MODEL" --dataset "$DATASET" --output "$OUTPUT_DIR"',
     '"${extra[@]}"',
 ]
+
+# torchrun reads a program after -m; the configuration module lies beside launch.sh
+TITAN_MODULE = ["-m torchtitan.train", "--module titan_config --config planned", '"${extra[@]}"']
+MEGATRON_SCRIPT = ['"$here/megatron_train.py"', '"${extra[@]}"']

@@ -213,4 +213,23 @@ def _refusals(laid: TrainLayout) -> list[tuple[bool, str, str]]:
             (train.optimizer in ("muon", "adafactor") and train.zero_stage > 0, f"{train.optimizer} on sharded weights was never run", other),
             (train.optimizer == "muon", "the Trainer has no Muon", other),
         ]
-    return [(train.method == "qlora", "it has no 4-bit weights", "Pin --framework fsdp2.")]
+    common = [
+        (train.method != "full", "the script trains all weights", "Pin --framework fsdp2 or deepspeed."),
+        (not train.packing, "it packs its samples", "Plan with packing."),
+        (train.offload == "optimizer", "it does not offload states alone", "Pin --offload none."),
+    ]
+    if laid.engine == "torchtitan":
+        return [
+            *common,
+            (dep.precision == "fp16", "it has no loss scaling", "Use bf16."),
+            (train.checkpoint_interval > 1, "it checkpoints every layer or none", "Pin --checkpoint-interval 1."),
+            (train.zero_stage == 1, "FSDP2 shards gradients too", "Pin --zero-stage 2 or 3."),
+            (train.offload != "none" and train.zero_stage == 0, "only FSDP offloads", "Pin --zero-stage 3."),
+            (train.optimizer not in ("adamw", "adamw-bf16"), "its script here runs AdamW", other),
+        ]
+    return [
+        *common,
+        (train.offload != "none", "its states stay on the GPU", "Pin --offload none."),
+        (train.optimizer != "adamw", "its script here runs AdamW with fp32 states", other),
+        (pp > 1 and train.zero_stage > 1, "Megatron FSDP and pipeline stages were never combined here", "Pin --zero-stage 1."),
+    ]

@@ -50,8 +50,8 @@ def dtypes(laid: TrainLayout) -> dict[str, Any]:
     return {"load_dtype": load, "autocast": autocast, "adapters_fp32": laid.engine == "fsdp2" and not pure}
 
 
-def settings_json(laid: TrainLayout) -> str:
-    """Everything the scripts need to know of the plan."""
+def settings_json(laid: TrainLayout, more: dict[str, Any] | None = None) -> str:
+    """Everything the scripts need to know of the plan. more: what one framework adds."""
     dep, train, numbers = laid.deployment, laid.train, facts()["training"]
     tree = {
         "model": laid.model,
@@ -61,6 +61,7 @@ def settings_json(laid: TrainLayout) -> str:
         "data_parallel": dep.data_parallel,
         "tensor_parallel": dep.tensor_parallel,
         "pipeline_parallel": dep.pipeline_parallel,
+        "context_parallel": dep.context_parallel,
         "layers_per_stage": list(train.layers_per_stage) if train.layers_per_stage else None,
         "precision": dep.precision,
         **dtypes(laid),
@@ -85,7 +86,7 @@ def settings_json(laid: TrainLayout) -> str:
         **{k: numbers[k] for k in ("warmup_share", "weight_decay", "adam_beta2", "gradient_clipping", "seed")},
         "then_try": then_try(laid),
     }
-    return to_json(tree)
+    return to_json(tree | (more or {}))
 
 
 def then_try(laid: TrainLayout) -> str:
