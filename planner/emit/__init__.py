@@ -50,7 +50,7 @@ def _by_target(plan: Plan) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
     layout = layout_of(plan)
     scripts = _ENGINES[layout.deployment.engine](layout)
     texts: dict[str, dict[str, str]] = {"serve": scripts, "compose": {"docker-compose.yaml": compose_yaml(layout)}}
-    skipped: dict[str, str] = {"train": "this is a serving plan"}
+    skipped: dict[str, str] = {}
     mpi = layout.deployment.engine == "tensorrt_llm" and layout.nodes_per_replica > 1
     if mpi:
         skipped["compose"] = skipped["kubernetes"] = "TensorRT-LLM over several machines is an MPI job: use serve.slurm"
@@ -69,7 +69,7 @@ def _by_target(plan: Plan) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
     texts["monitor"] = {"monitor.sh": monitor_sh(layout)}
     names = [name for group in texts.values() for name in group]
     texts["notes"] = {"LAUNCH.md": launch_md(layout, names, skipped)}
-    return texts, skipped
+    return texts, skipped | {"train": "this is a serving plan"}
 
 
 def _skypilot(layout: Layout) -> dict[str, str]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
+from planner.emit.train.layout import layout_of
+from planner.errors import InvalidValueError
 from planner.plan import (
     Cost,
     Deployment,
@@ -17,7 +20,7 @@ from planner.plan import (
     TrainSettings,
 )
 
-VERSIONS = {"deepspeed": "0.19.8", "fsdp2": "2.13.0", "torchtitan": "0.2.2", "megatron_bridge": "0.4.0"}
+VERSIONS = {"deepspeed": "0.19.8", "fsdp2": "2.13.0", "torchtitan": "0.3.0", "megatron_bridge": "0.3.1"}
 MODELS = {
     "8b": ModelSummary("llama-3.1-8b", "meta-llama/Llama-3.1-8B", 8030261248, 8030261248, 32, 4096, 128256, 131072, False, "llama", "registry"),
     "70b": ModelSummary("llama-3.1-70b", "meta-llama/Llama-3.1-70B", 70553706496, 70553706496, 80, 8192, 128256, 131072, False, "llama", "registry"),
@@ -78,3 +81,41 @@ def tiny(engine: str = "deepspeed", dp: int = 2, **kw: Any) -> Plan:
     base: dict[str, Any] = {"seq_len": 64, "steps": 8, "micro": 2, "accumulation": 2, "checkpoint_interval": 0, "precision": "fp32"}
     gpus = dp * kw.get("tp", 1) * kw.get("pp", 1)
     return plan("tiny", engine, dp=dp, offers=(owned("rtx-4090", gpus),), **(base | kw))
+
+
+def random_plan(rng: random.Random) -> Plan:
+    """A plan that some framework can carry out, drawn at random over all axes."""
+    while True:
+        made = _draw(rng)
+        try:
+            layout_of(made)
+        except InvalidValueError:
+            continue
+        return made
+
+
+def _draw(rng: random.Random) -> Plan:
+    engine = rng.choice(list(VERSIONS))
+    large = engine in ("torchtitan", "megatron_bridge")
+    tp, pp = rng.choice([1, 1, 2, 4, 8]), rng.choice([1, 1, 2, 4])
+    cp, ep = (rng.choice([1, 2]), rng.choice([1, 1, 2])) if large else (1, 1)
+    dp = rng.choice([1, 2, 4, 8, 16])
+    model = rng.choice(["8b", "70b", "30b-a3b"])
+    per = rng.choice([1, 2, 4, 8])
+    gpus = tp * pp * cp * dp
+    count = -(-gpus // per)
+    machines = owned("rtx-4090", per, count) if rng.random() < 0.4 else offer(per=per, count=count, tier=rng.choice(["on_demand", "spot"]))
+    if gpus % count:
+        return _draw(rng)
+    more: dict[str, Any] = {}
+    if pp > 1 and rng.random() < 0.5:
+        sizes = [MODELS[model].layers // pp] * pp
+        sizes[0], sizes[-1] = sizes[0] - 1, sizes[-1] + 1
+        more["layers_per_stage"] = tuple(sizes)
+    return plan(
+        model, engine, precision=rng.choice(["bf16", "bf16", "fp16", "fp32", "fp8"]), tp=tp, pp=pp, cp=cp, dp=dp, ep=ep, offers=(machines,),
+        micro=rng.choice([1, 2, 3, 8]), accumulation=rng.choice([1, 2, 16]), method=rng.choice(["full", "full", "lora", "qlora"]),
+        zero_stage=rng.randint(0, 3), checkpoint_interval=rng.choice([0, 1, 2, 4]), offload=rng.choice(["none", "none", "optimizer", "optimizer+parameters"]),
+        optimizer=rng.choice(["adamw", "adamw", "adamw-bf16", "adamw-8bit", "paged-adamw-8bit", "adafactor", "muon"]), packing=rng.random() < 0.8,
+        chunked_loss=rng.random() < 0.5, seq_len=rng.choice([512, 4096, 32768]), steps=rng.choice([1, 7, 5000]), **more,
+    )  # fmt: skip

@@ -96,8 +96,6 @@ def megatron_settings(laid: TrainLayout) -> dict[str, Any]:
         strategy = "optim_grads_params" if train.zero_stage == 3 else "optim_grads"
         ddp |= {"use_megatron_fsdp": True, "data_parallel_sharding_strategy": strategy}
     precision = {"bf16": "bf16_mixed", "fp16": "fp16_mixed", "fp8": "bf16_with_fp8_current_scaling_mixed"}
-    if dep.precision not in precision:
-        raise InvalidValueError(f"Megatron Bridge files cannot be written for {dep.precision}", "", "Use bf16.")
     return {
         "megatron_precision": precision[dep.precision],
         "megatron": {
@@ -110,10 +108,15 @@ def megatron_settings(laid: TrainLayout) -> dict[str, Any]:
             },
             "optimizer": {
                 "lr": laid.learning_rate,
+                "min_lr": 0.0,
                 "weight_decay": numbers["weight_decay"],
                 "clip_grad": numbers["gradient_clipping"],
             },
-            "scheduler": {"lr_warmup_iters": max(1, int(train.steps * numbers["warmup_share"]))},
+            "scheduler": {
+                "lr_warmup_iters": max(1, int(train.steps * numbers["warmup_share"])),
+                "start_weight_decay": numbers["weight_decay"],
+                "end_weight_decay": numbers["weight_decay"],
+            },
             "dataset": {"sequence_length": train.seq_len},
             "checkpoint": {"save_interval": laid.save_every},
         },

@@ -109,7 +109,7 @@ def layout_of(plan: Plan) -> TrainLayout:
             "this plan has no deployment to launch", "it is infeasible", "Relax a limit it names and solve again."
         )
     if plan.task != "train" or dep.train is None:
-        raise PlanFileError("this plan is not a training plan", f"its task is {plan.task!r}", "Solve with --task train.")
+        raise PlanFileError("this plan has no training settings", "it looks like a serving plan", "Solve with --task train.")
     if dep.engine not in facts()["titles"]:
         raise InvalidValueError(
             f"there are no training files for {dep.engine!r}", "", f"Frameworks: {', '.join(facts()['titles'])}."
@@ -120,6 +120,8 @@ def layout_of(plan: Plan) -> TrainLayout:
     checked_text(dep.engine_version, "the plan's framework version")
     for target in dep.train.lora_targets:
         checked_text(target, "a LoRA target")
+    if dep.precision not in ("bf16", "fp16", "fp8", "fp32"):
+        raise InvalidValueError(f"{dep.engine} does not train in {dep.precision!r}", "", "Solve again.")
     _check_sizes(dep, dep.train)
     machines, share = _machines(dep)
     model = checked_text(plan.model.hf_id or plan.model.name, "the model")
@@ -206,6 +208,7 @@ def _refusals(laid: TrainLayout) -> list[tuple[bool, str, str]]:
         return [
             (pp > 1 or ep > 1, "accelerate has no pipeline or expert parallelism for training", bigger),
             (tp > 1 or cp > 1, "the Trainer cannot resume a model split by tensor or context", bigger),
+            (dep.precision == "fp8", "the Trainer computes in bf16, fp16 or fp32", bigger),
             (train.zero_stage == 1, "FSDP2 shards gradients too", "Pin --zero-stage 2 or 3."),
             (train.offload == "optimizer", "FSDP2 moves states and parameters together", "Pin --offload optimizer+parameters."),
             (train.offload != "none" and train.zero_stage == 0, "DDP keeps everything on the GPU", "Pin --zero-stage 3."),
@@ -229,6 +232,7 @@ def _refusals(laid: TrainLayout) -> list[tuple[bool, str, str]]:
         ]
     return [
         *common,
+        (dep.precision == "fp32", "its recipes mix 16 or 8 bit", "Use bf16."),
         (train.offload != "none", "its states stay on the GPU", "Pin --offload none."),
         (train.optimizer != "adamw", "its script here runs AdamW with fp32 states", other),
         (pp > 1 and train.zero_stage > 1, "Megatron FSDP and pipeline stages were never combined here", "Pin --zero-stage 1."),

@@ -87,8 +87,10 @@ def _start(laid: TrainLayout, names: list[str]) -> list[str]:
             "* DATASET is the prefix of a .bin/.idx pair made with Megatron-LM's tools/preprocess_data.py; "
             "`mock` trains on random tokens."
         )
-    where = "" if laid.machines == 1 else f"MACHINE_INDEX=i HOSTS='addr0 addr1 ...' (on each of {laid.machines} machines) "
-    lines.append(f"* `{where}DATASET={data} bash launch.sh`")
+    several = laid.machines > 1
+    where = "MACHINE_INDEX=0 HOSTS='addr0 addr1 ...' " if several else ""
+    then = f", and so on with MACHINE_INDEX up to {laid.machines - 1} on the other machines" if several else ""
+    lines.append(f"* `{where}DATASET={data} bash launch.sh`{then}")
     how = {
         "kubernetes.yaml": "`kubectl apply -f kubernetes.yaml`",
         "train.slurm": "`DATASET=... sbatch train.slurm`",
@@ -145,9 +147,6 @@ def _know(laid: TrainLayout) -> list[str]:
         lines.append("* fp16 with dynamic loss scaling: the first steps may be skipped while the scale settles.")
     if train.offload != "none" and laid.engine == "deepspeed":
         lines.append("* Offload uses DeepSpeedCPUAdam, which compiles once at the first start (about two minutes).")
-    if laid.engine in ("torchtitan", "megatron_bridge"):
-        lines.append(
-            f"* {laid.title} files were checked field by field against version {laid.deployment.engine_version} or the one "
-            "they were written for (torchtitan 0.3.0, Megatron Bridge 0.3.1), and were not run: both need GPUs."
-        )
+    if laid.engine not in HUGGING_FACE:
+        lines.append(f"* Not run by us: {laid.title} needs GPUs. Fields are those of {facts()['read_from'][laid.engine]}.")
     return lines
