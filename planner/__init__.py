@@ -11,7 +11,17 @@ if TYPE_CHECKING:
     from planner.api import compare, estimate, memory, solve
     from planner.errors import InputError, NoPlanError, PlannerError
     from planner.plan import Plan, load_plan
-    from planner.request import HardwareFilter, Limits, Pins, ServeRequest, Workload
+    from planner.request import (
+        HardwareFilter,
+        Limits,
+        Pins,
+        ServeRequest,
+        TrainJob,
+        TrainLimits,
+        TrainPins,
+        TrainRequest,
+        Workload,
+    )
 
 _HOMES = {
     "solve": "planner.api",
@@ -25,6 +35,10 @@ _HOMES = {
     "Limits": "planner.request",
     "HardwareFilter": "planner.request",
     "Pins": "planner.request",
+    "TrainRequest": "planner.request",
+    "TrainJob": "planner.request",
+    "TrainLimits": "planner.request",
+    "TrainPins": "planner.request",
     "PlannerError": "planner.errors",
     "InputError": "planner.errors",
     "NoPlanError": "planner.errors",
@@ -39,6 +53,10 @@ __all__ = [
     "Plan",
     "PlannerError",
     "ServeRequest",
+    "TrainJob",
+    "TrainLimits",
+    "TrainPins",
+    "TrainRequest",
     "Workload",
     "compare",
     "estimate",

@@ -1,15 +1,15 @@
 """One tree of errors. Each says what is wrong, why, and the next step, in one line a person can act on.
 
-    PlannerError                 exit code 1: a fault of ours
-    |- InputError                exit code 2: what was asked cannot be read
-    |  |- UnknownNameError       a name nobody knows, with the nearest known ones
-    |  |- InvalidValueError      a value out of range, without a unit, or not a number
-    |  |- ModelConfigError       a config.json that cannot be turned into a model
-    |  |- CatalogError           a catalog file that is broken
-    |  |- PlanFileError          a plan file that cannot be read back
-    |  |- MissingExtraError      a package of an optional extra is not installed
-    |  `- UnreachableError       the network was needed and could not be reached
-    `- NoPlanError               exit code 3: no plan exists; carries the explanation
+PlannerError                 exit code 1: a fault of ours
+|- InputError                exit code 2: what was asked cannot be read
+|  |- UnknownNameError       a name nobody knows, with the nearest known ones
+|  |- InvalidValueError      a value out of range, without a unit, or not a number
+|  |- ModelConfigError       a config.json that cannot be turned into a model
+|  |- CatalogError           a catalog file that is broken
+|  |- PlanFileError          a plan file that cannot be read back
+|  |- MissingExtraError      a package of an optional extra is not installed
+|  `- UnreachableError       the network was needed and could not be reached
+`- NoPlanError               exit code 3: no plan exists; carries the explanation
 """
 
 from __future__ import annotations
@@ -55,9 +55,15 @@ class UnknownNameError(InputError):
         lowered = {k.lower(): k for k in pool}
         near = [lowered[n] for n in difflib.get_close_matches(name.lower()[:200], list(lowered), n=3, cutoff=0.5)]
         near = near or [k for k in pool if name.lower() in k.lower()][:3]
-        hint = f"Nearest known: {', '.join(near)}" if near else f"Known: {', '.join(pool[:8])}{', ...' if len(pool) > 8 else ''}"
+        hint = (
+            f"Nearest known: {', '.join(near)}"
+            if near
+            else f"Known: {', '.join(pool[:8])}{', ...' if len(pool) > 8 else ''}"
+        )
         self.kind, self.name, self.suggestions = kind, name, tuple(near)
-        super().__init__(f"unknown {kind} {shown!r}", "", " ".join(p for p in (f"{hint}." if pool else "", next_step) if p))
+        super().__init__(
+            f"unknown {kind} {shown!r}", "", " ".join(p for p in (f"{hint}." if pool else "", next_step) if p)
+        )
 
 
 class InvalidValueError(InputError):
@@ -80,7 +86,11 @@ class MissingExtraError(InputError):
     """A package of an optional extra is needed and not installed."""
 
     def __init__(self, package: str, extra: str, purpose: str) -> None:
-        super().__init__(f"{purpose} needs the package {package!r}", "it is not installed", f"Install it with: pip install 'llm-hardware-planner[{extra}]'")
+        super().__init__(
+            f"{purpose} needs the package {package!r}",
+            "it is not installed",
+            f"Install it with: pip install 'llm-hardware-planner[{extra}]'",
+        )
 
 
 class UnreachableError(InputError):

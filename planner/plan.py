@@ -237,7 +237,9 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
 
     tree = asdict(plan)
     if plan.infeasible is not None:
-        tree["infeasible"]["relaxations"] = [{_RENAMED.get(k, k): v for k, v in r.items()} for r in tree["infeasible"]["relaxations"]]
+        tree["infeasible"]["relaxations"] = [
+            {_RENAMED.get(k, k): v for k, v in r.items()} for r in tree["infeasible"]["relaxations"]
+        ]
     listed: dict[str, Any] = _plain(tree)
     return listed
 
@@ -255,10 +257,16 @@ def plan_from_dict(tree: Any) -> Plan:
     from pydantic import TypeAdapter, ValidationError
 
     if not isinstance(tree, dict) or "schema_version" not in tree:
-        raise PlanFileError("this is not a plan", "no schema_version at its top", "Give a plan.yaml or plan.json that `planner solve --out DIR` wrote.")
+        raise PlanFileError(
+            "this is not a plan",
+            "no schema_version at its top",
+            "Give a plan.yaml or plan.json that `planner solve --out DIR` wrote.",
+        )
     if tree["schema_version"] != SCHEMA_VERSION:
         raise PlanFileError(
-            f"plan schema_version {tree['schema_version']!r} is not {SCHEMA_VERSION}", "another version of planner wrote it", "Solve again with this one."
+            f"plan schema_version {tree['schema_version']!r} is not {SCHEMA_VERSION}",
+            "another version of planner wrote it",
+            "Solve again with this one.",
         )
     back = {v: k for k, v in _RENAMED.items()}
     tree = dict(tree)
@@ -302,14 +310,24 @@ def load_plan(path: str | Path) -> Plan:
     try:
         raw = file.read_bytes()[: MAX_PLAN_BYTES + 1]
     except OSError as error:
-        raise PlanFileError(f"cannot read the plan {str(file)!r}", error.strerror or "", "Give a plan.yaml that `planner solve --out DIR` wrote.") from None
+        raise PlanFileError(
+            f"cannot read the plan {str(file)!r}",
+            error.strerror or "",
+            "Give a plan.yaml that `planner solve --out DIR` wrote.",
+        ) from None
     if len(raw) > MAX_PLAN_BYTES:
-        raise PlanFileError(f"{str(file)!r} is larger than any plan", f"over {MAX_PLAN_BYTES} bytes", "Give a plan.yaml that `planner solve --out DIR` wrote.")
+        raise PlanFileError(
+            f"{str(file)!r} is larger than any plan",
+            f"over {MAX_PLAN_BYTES} bytes",
+            "Give a plan.yaml that `planner solve --out DIR` wrote.",
+        )
     try:
         text = raw.decode("utf-8")
         loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
         tree = json.loads(text) if text.lstrip().startswith("{") else yaml.load(text, loader)  # noqa: S506 (safe loader)
     except (UnicodeDecodeError, ValueError, RecursionError, yaml.YAMLError) as error:
         reason = str(error).splitlines()[0][:120]
-        raise PlanFileError(f"{str(file)!r} is neither YAML nor JSON", reason, "Give a plan.yaml that `planner solve --out DIR` wrote.") from None
+        raise PlanFileError(
+            f"{str(file)!r} is neither YAML nor JSON", reason, "Give a plan.yaml that `planner solve --out DIR` wrote."
+        ) from None
     return plan_from_dict(tree)

@@ -15,7 +15,9 @@ TIERS = ("on_demand", "spot", "reserved")
 
 def _check_positive(value: float | None, what: str, example: str) -> None:
     if value is not None and (not math.isfinite(value) or value <= 0):
-        raise InvalidValueError(f"{what} must be a positive, finite number, not {value!r}", "", f"Write for example {example}.")
+        raise InvalidValueError(
+            f"{what} must be a positive, finite number, not {value!r}", "", f"Write for example {example}."
+        )
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,9 @@ class Workload:
         _check_positive(self.rate_per_s, "--rate", "--rate 1")
         _check_positive(self.concurrency, "--concurrency", "--concurrency 16")
         if (self.rate_per_s is None) == (self.concurrency is None):
-            raise InvalidValueError("give either --rate or --concurrency", "the load is one of the two", "Drop one of them.")
+            raise InvalidValueError(
+                "give either --rate or --concurrency", "the load is one of the two", "Drop one of them."
+            )
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,11 @@ class Limits:
         _check_positive(self.max_gpus, "--max-gpus", "--max-gpus 8")
         _check_positive(self.min_throughput_tokens_per_s, "--min-throughput", "--min-throughput 500")
         if not math.isfinite(self.max_accuracy_loss_percent) or self.max_accuracy_loss_percent < 0:
-            raise InvalidValueError(f"--max-accuracy-loss must be 0 or more percent, not {self.max_accuracy_loss_percent!r}", "", "Write for example --max-accuracy-loss 1%.")
+            raise InvalidValueError(
+                f"--max-accuracy-loss must be 0 or more percent, not {self.max_accuracy_loss_percent!r}",
+                "",
+                "Write for example --max-accuracy-loss 1%.",
+            )
 
 
 @dataclass(frozen=True)

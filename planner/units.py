@@ -15,7 +15,15 @@ HOURS_PER_MONTH = 730.0
 _NUMBER = re.compile(r"^\s*([+-]?(?:\d+(?:[_,]\d+)*\.?\d*|\.\d+)(?:e[+-]?\d+)?)\s*([a-zA-Z/%$]*)\s*$", re.I)
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _COUNT = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}
-_MONEY = {"/h": 1.0, "/hr": 1.0, "/hour": 1.0, "/d": 1 / 24, "/day": 1 / 24, "/mo": 1 / HOURS_PER_MONTH, "/month": 1 / HOURS_PER_MONTH}
+_MONEY = {
+    "/h": 1.0,
+    "/hr": 1.0,
+    "/hour": 1.0,
+    "/d": 1 / 24,
+    "/day": 1 / 24,
+    "/mo": 1 / HOURS_PER_MONTH,
+    "/month": 1 / HOURS_PER_MONTH,
+}
 
 
 def _split(text: str, what: str, example: str) -> tuple[float, str]:
@@ -27,7 +35,9 @@ def _split(text: str, what: str, example: str) -> tuple[float, str]:
 
 def _positive(value: float, text: str, what: str, example: str) -> float:
     if not math.isfinite(value) or value <= 0:
-        raise InvalidValueError(f"{what} {text!r} must be a positive, finite number", "", f"Write for example {example}.")
+        raise InvalidValueError(
+            f"{what} {text!r} must be a positive, finite number", "", f"Write for example {example}."
+        )
     return value
 
 
@@ -35,7 +45,11 @@ def parse_duration_s(text: str, what: str = "duration") -> float:
     """Seconds from '200ms', '1.5s', '24h'. A bare number is refused: 200 of what?"""
     value, unit = _split(text, what, "200ms or 1.5s")
     if unit not in _SECONDS:
-        raise InvalidValueError(f"{what} {text!r} has no known time unit", f"units are {', '.join(_SECONDS)}", "Write for example 200ms or 1.5s.")
+        raise InvalidValueError(
+            f"{what} {text!r} has no known time unit",
+            f"units are {', '.join(_SECONDS)}",
+            "Write for example 200ms or 1.5s.",
+        )
     return _positive(value * _SECONDS[unit], text, what, "200ms or 1.5s")
 
 
@@ -43,7 +57,9 @@ def parse_count(text: str, what: str = "count") -> float:
     """A count with an optional suffix: '1024', '32k', '1B'."""
     value, unit = _split(text, what, "1024 or 1B")
     if unit not in _COUNT:
-        raise InvalidValueError(f"{what} {text!r} has no known suffix", "suffixes are k, M, B, T", "Write for example 1024 or 1B.")
+        raise InvalidValueError(
+            f"{what} {text!r} has no known suffix", "suffixes are k, M, B, T", "Write for example 1024 or 1B."
+        )
     return _positive(value * _COUNT[unit], text, what, "1024 or 1B")
 
 
@@ -51,7 +67,9 @@ def parse_usd_per_hour(text: str, what: str = "budget") -> float:
     """USD per hour from '20/h', '$20/h', '500/day', '10000/month'. A bare number is refused: per what?"""
     value, unit = _split(text.strip().lstrip("$"), what, "20/h")
     if unit not in _MONEY:
-        raise InvalidValueError(f"{what} {text!r} has no period", "periods are /h, /day, /month", "Write for example 20/h.")
+        raise InvalidValueError(
+            f"{what} {text!r} has no period", "periods are /h, /day, /month", "Write for example 20/h."
+        )
     return _positive(value * _MONEY[unit], text, what, "20/h")
 
 

@@ -4,7 +4,7 @@ Run:  pip install pyarrow numpy pyyaml aiconfigurator-core==0.12.0
       python scripts/fit_kernels.py [--package DIR] [--out hardware_catalog/kernels]
 
 A surface holds roofline time / measured time at the grid points of index.yaml. Where several frameworks measured the same
-kernel the geometric mean of their best kernels is taken. Every measured point that is not on the grid is held back, and the
+kernel the fastest is taken. Every measured point that is not on the grid is held back, and the
 error of the interpolated surface on those points is written into index.yaml.
 """
 
@@ -37,6 +37,7 @@ MOE_DTYPES = {
     "fp8_block": "fp8_block",
     "nvfp4": "fp4",
     "w4a16_mxfp4": "mxfp4",
+    "w4a8_mxfp4_mxfp8": "mxfp4",
     "int4_wo": "int4",
 }
 AXES = {
@@ -47,12 +48,15 @@ AXES = {
     "prefill_attention": {"sequences_x_heads": [4, 8, 16, 32, 64, 128, 256], "tokens": [128, 256, 512, 1024, 2048, 4096, 8192, 16384]},
     "moe": {"touched_mb": [8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096], "tokens_per_expert": [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048]},
 }  # fmt: skip
+SPREAD: dict = {}  # error of the folded expert surface on every measured shape, by dtype
 BYTES = {"bf16": 2.0, "fp8": 1.0, "fp8_block": 1.0, "fp4": 0.5625, "mxfp4": 0.53125, "int4": 0.5625}
+
 ACTIVATION_BYTES = {"bf16": 2.0, "fp8": 1.0, "fp8_block": 1.0, "fp4": 0.5625, "mxfp4": 2.0, "int4": 2.0}
 PEAK_KEY = {"bf16": "bf16", "fp8": "fp8", "fp8_block": "fp8", "fp4": "fp4", "mxfp4": "bf16", "int4": "bf16"}
 
 
 def peaks(package: str, system: str) -> dict[str, float]:
+    """Dense peaks and bandwidth of a system, as the package states them."""
     with open(f"{package}/systems/{system}.yaml") as handle:
         gpu = yaml.safe_load(handle)["gpu"]
     found = {"bf16": gpu["bfloat16_tc_flops"], "bandwidth": gpu["mem_bw"]}
@@ -63,12 +67,9 @@ def peaks(package: str, system: str) -> dict[str, float]:
 
 
 def tables(package: str, system: str, folder: str, file: str) -> list[tuple[str, dict]]:
-    """Newest table of each framework."""
-    newest: dict[str, str] = {}
-    for path in sorted(glob.glob(f"{package}/systems/data/{system}/{folder}/*/*/{file}")):
-        newest[path.split("/")[-3]] = path
+    """Every table of a kernel: frameworks and versions."""
     found = []
-    for path in newest.values():
+    for path in sorted(glob.glob(f"{package}/systems/data/{system}/{folder}/*/*/{file}")):
         table = pq.read_table(path)
         columns = table.to_pydict()
         columns.setdefault("window_size", [0] * table.num_rows)
@@ -77,6 +78,7 @@ def tables(package: str, system: str, folder: str, file: str) -> list[tuple[str,
 
 
 def gemm_points(package: str, system: str, peak: dict[str, float]) -> dict:
+    """Efficiency by (n, k, m) and dtype."""
     best: dict = defaultdict(dict)
     for path, d in tables(package, system, "gemm", "gemm_perf.parquet"):
         for dt, m, n, k, ms in zip(d["gemm_dtype"], d["m"], d["n"], d["k"], d["latency"], strict=True):
@@ -87,26 +89,28 @@ def gemm_points(package: str, system: str, peak: dict[str, float]) -> dict:
     for (dt, n, k, m), times in best.items():
         w, a = BYTES[dt], ACTIVATION_BYTES[dt]
         roof = max(2 * m * n * k / peak[PEAK_KEY[dt]], (w * n * k + a * m * k + 2 * m * n) / peak["bandwidth"])
-        found.setdefault(dt, {})[n, k, m] = roof / geometric_mean(times.values())
+        found.setdefault(dt, {})[n, k, m] = roof / min(times.values())
     return found
 
 
 def decode_points(package: str, system: str, peak: dict[str, float]) -> dict:
+    """Efficiency by (sequences x KV heads, context) and cache dtype, head width 128."""
     best: dict = defaultdict(lambda: defaultdict(list))
     for path, d in tables(package, system, "attention", "generation_attention_perf.parquet"):
         for b, h, kv, hd, dt, step, win, ms in zip(d["batch_size"], d["num_heads"], d["num_key_value_heads"], d["head_dim"],
                                                    d["kv_cache_dtype"], d["step"], d["window_size"], d["latency"], strict=True):  # fmt: skip
-            kv = h if kv == 0 else kv
-            if win == 0 and hd == 128 and dt in GEMM_DTYPES and h // kv <= 16 and ms > 0:
-                best[GEMM_DTYPES[dt], b * kv, step + 1][path].append(ms * 1e-3)
+            groups = kv or h
+            if win == 0 and hd == 128 and dt in GEMM_DTYPES and h // groups <= 16 and ms > 0:
+                best[GEMM_DTYPES[dt], b * groups, step + 1][path].append(ms * 1e-3)
     found: dict = {}
     for (dt, work, ctx), by_path in best.items():
         roof = 2 * 128 * BYTES[dt] * work * ctx / peak["bandwidth"]
-        found.setdefault(dt, {})[work, ctx] = roof / geometric_mean([np.median(v) for v in by_path.values()])
+        found.setdefault(dt, {})[work, ctx] = roof / min(float(np.median(v)) for v in by_path.values())
     return found
 
 
 def prefill_points(package: str, system: str, peak: dict[str, float]) -> dict:
+    """Efficiency by (sequences x heads, tokens), causal, head width 128; roofline of the full square halved."""
     best: dict = defaultdict(lambda: defaultdict(list))
     for path, d in tables(package, system, "attention", "context_attention_perf.parquet"):
         for b, s, h, kv, hd, dt, win, ms in zip(d["batch_size"], d["isl"], d["num_heads"], d["num_key_value_heads"], d["head_dim"],
@@ -116,13 +120,17 @@ def prefill_points(package: str, system: str, peak: dict[str, float]) -> dict:
     found: dict = {}
     for (dt, work, s), by_path in best.items():
         roof = 2 * 128 * work * float(s) * s / peak["bf16"]
-        found.setdefault(dt, {})[work, s] = roof / geometric_mean([np.median(v) for v in by_path.values()])
+        found.setdefault(dt, {})[work, s] = roof / min(float(np.median(v)) for v in by_path.values())
     return found
 
 
 def moe_points(package: str, system: str, peak: dict[str, float]) -> dict:
-    """Both axes are folded out of six: weight bytes of the experts touched, and tokens on each of them."""
-    best: dict = defaultdict(lambda: defaultdict(list))
+    """Both axes are folded out of six: weight bytes of the experts touched, and tokens on each of them.
+
+    A cell holds the 85th percentile: many shapes were measured with kernels nobody had tuned for them, and engines ship
+    tuned ones for the models in use. Routing is the skewed kind (power law, exponents 1.01 and 1.2), counted by the uniform formula as moe_s does.
+    """
+    best: dict = {}
     for path, d in tables(package, system, "moe", "moe_perf.parquet"):
         for dt, m, h, inter, top, experts, tp, ep, dist, ms in zip(
             d["moe_dtype"], d["num_tokens"], d["hidden_size"], d["inter_size"], d["topk"], d["num_experts"], d["moe_tp_size"],
@@ -131,35 +139,40 @@ def moe_points(package: str, system: str, peak: dict[str, float]) -> dict:
             if (
                 name is None
                 or PEAK_KEY[name] not in peak
-                or not dist.startswith("balanced")
+                or not dist.startswith("power_law")
                 or ms <= 0
                 or inter // tp < 64
             ):
                 continue
-            local = max(1, experts // ep)
-            touched = local * (1 - (1 - top / experts) ** m)
-            pairs = m * top * local / experts
-            width = inter / tp
-            weight = 3 * h * width * BYTES[name] * touched
-            acts = pairs * ((h + width) * ACTIVATION_BYTES[name] + (2 * width + h) * 2)
-            roof = max(6 * pairs * h * width / peak[PEAK_KEY[name]], (weight + acts) / peak["bandwidth"])
-            cell = (
-                nearest(AXES["moe"]["touched_mb"], weight / 1e6),
-                nearest(AXES["moe"]["tokens_per_expert"], pairs / touched),
-            )
-            best[name, *cell][path].append(roof / (ms * 1e-3))
+            key = (name, m, h, inter // tp, top, experts, ep)
+            best.setdefault(key, {}).setdefault(path, []).append(ms * 1e-3)
+    cells: dict = defaultdict(list)
+    for (name, m, h, width, top, experts, ep), times in best.items():
+        seconds = min(float(np.mean(t)) for t in times.values())
+        local = max(1, experts // ep)
+        touched = local * (1 - (1 - top / experts) ** m)
+        pairs = m * top * local / experts
+        weight = 3 * h * width * BYTES[name] * touched
+        acts = pairs * ((h + width) * ACTIVATION_BYTES[name] + (2 * width + h) * 2)
+        roof = max(6 * pairs * h * width / peak[PEAK_KEY[name]], (weight + acts) / peak["bandwidth"])
+        cell = (
+            nearest(AXES["moe"]["touched_mb"], weight / 1e6),
+            nearest(AXES["moe"]["tokens_per_expert"], pairs / touched),
+        )
+        cells[name, *cell].append(roof / seconds)
     found: dict = {}
-    for (dt, mb, per), by_path in best.items():
-        found.setdefault(dt, {})[mb, per] = geometric_mean([float(np.median(v)) for v in by_path.values()])
+    for (dt, mb, per), values in cells.items():
+        found.setdefault(dt, {})[mb, per] = float(np.percentile(values, 85))
+    SPREAD.clear()
+    for dt in found:
+        off = [abs(found[dt][mb, per] / v - 1) for (d2, mb, per), values in cells.items() if d2 == dt for v in values]
+        SPREAD[dt] = (len(off), float(np.median(off)), float(np.percentile(off, 90)))
     return found
 
 
 def nearest(axis: list[int], value: float) -> int:
+    """Grid point nearest in log distance."""
     return min(axis, key=lambda x: abs(math.log(x) - math.log(max(value, 1e-9))))
-
-
-def geometric_mean(values) -> float:
-    return math.exp(float(np.mean([math.log(v) for v in values])))
 
 
 def fill(points: dict, axes: list[list[int]]) -> np.ndarray:
@@ -187,6 +200,7 @@ def error(points: dict, grid: np.ndarray, axes: list[list[int]]) -> tuple[int, f
 
 
 def interpolate(logs: np.ndarray, axes: list[list[int]], at: tuple[float, ...]) -> float:
+    """Log2 efficiency at a point, linear in log2 of every axis."""
     for axis, x in zip(axes, at, strict=True):
         lg = np.log2(axis)
         pos = np.interp(math.log2(x), lg, np.arange(len(axis)))
@@ -196,6 +210,7 @@ def interpolate(logs: np.ndarray, axes: list[list[int]], at: tuple[float, ...]) 
 
 
 def write(path: str, surfaces: list[tuple[str, str, np.ndarray, list[list[int]]]]) -> None:
+    """One CSV file of surfaces."""
     with open(path, "w") as out:
         out.write(
             "# kernel,dtype,row axes...,then roofline time / measured time along the last axis; axes in index.yaml\n"
@@ -207,6 +222,7 @@ def write(path: str, surfaces: list[tuple[str, str, np.ndarray, list[list[int]]]
 
 
 def main() -> None:
+    """All systems, all kernels."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--package", default=None, help="folder of aiconfigurator_core (default: the installed one)")
     parser.add_argument("--out", default="hardware_catalog/kernels")
@@ -229,7 +245,7 @@ def main() -> None:
             for dtype, points in make(args.package, system, peak).items():
                 grid = fill(points, axes)
                 found.append((kernel, dtype, grid, axes))
-                count, median, p90 = error(points, grid, axes)
+                count, median, p90 = SPREAD[dtype] if kernel == "moe" else error(points, grid, axes)
                 errors.setdefault(name, {})[f"{kernel} {dtype}"] = [len(points), count, round(median, 3), round(p90, 3)]
                 print(
                     f"{name:14} {kernel:18} {dtype:10} points {len(points):6} held back {count:6} median {median:.3f} p90 {p90:.3f}",

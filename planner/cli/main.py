@@ -48,7 +48,9 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
-def _root(version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version.")) -> None:
+def _root(
+    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
+) -> None:
     """Plan before you rent."""
 
 
@@ -56,6 +58,8 @@ def run(arguments: list[str] | None = None) -> int:
     """Run the command and return its exit code; never raises for bad input."""
     try:
         result: Any = build_app()(args=arguments, standalone_mode=False)
+        if result == EXIT_INTERRUPTED:
+            return _fail("interrupted; nothing half-written is left", EXIT_INTERRUPTED)
         return result if isinstance(result, int) else 0
     except PlannerError as error:
         return _fail(str(error), error.exit_code)

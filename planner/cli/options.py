@@ -1,7 +1,12 @@
-"""The options that the serving commands share, and the request they make."""
+"""The options that commands share, as groups, and the requests they make.
+
+A command is a function of one dict; `command(*groups)` gives it the signature that typer reads.
+"""
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,36 +16,106 @@ from planner.errors import InvalidValueError, UnknownNameError
 from planner.request import GOALS, TIERS, HardwareFilter, Limits, Pins, ServeRequest, Workload
 from planner.units import parse_count, parse_duration_s, parse_usd_per_hour
 
-MODEL = Annotated[str, typer.Option("--model", "-m", help="Alias (70b, llama-3.1-8b), Hugging Face id, config.json or model folder.")]
-GOAL = Annotated[str, typer.Option("--goal", "-g", help="cheapest, fastest (lowest E2E) or throughput (most tokens/s).")]
-LATENCY = Annotated[str | None, typer.Option("--latency", "--ttft", help="Limit of time to first token, 95th percentile under load: 200ms.")]
-TPOT = Annotated[str | None, typer.Option("--tpot", help="Limit of time per output token: 40ms.")]
-E2E = Annotated[str | None, typer.Option("--e2e", help="Limit of the whole answer: 10s.")]
-RATE = Annotated[str | None, typer.Option("--rate", help="Requests per second to carry (default 1).")]
-CONCURRENCY = Annotated[str | None, typer.Option("--concurrency", help="Users with one request in flight each, instead of --rate.")]
-INPUT = Annotated[str, typer.Option("--input-tokens", help="Mean prompt length.")]
-OUTPUT = Annotated[str, typer.Option("--output-tokens", help="Mean answer length.")]
-BUDGET = Annotated[str | None, typer.Option("--budget", help="Most money per time: 20/h, 500/day, 10000/month.")]
-MAX_GPUS = Annotated[str | None, typer.Option("--max-gpus", help="Most GPUs in all machines.")]
-MIN_THROUGHPUT = Annotated[str | None, typer.Option("--min-throughput", help="Fewest output tokens/s in all.")]
-MAX_LOSS = Annotated[str, typer.Option("--max-accuracy-loss", help="Expected loss of task accuracy allowed, in percent: 1%.")]
-ON = Annotated[str | None, typer.Option("--on", help="Own machines: 2xrtx-4090 (one machine), 8x8xa100-sxm-80 (8 machines of 8).")]
-FABRIC = Annotated[str | None, typer.Option("--fabric-gbps", help="Gbit/s between own machines.")]
-PROVIDER = Annotated[list[str] | None, typer.Option("--provider", help="Only this provider (repeatable).")]
-REGION = Annotated[list[str] | None, typer.Option("--region", help="Only this region (repeatable, * as wildcard).")]
-GPU = Annotated[list[str] | None, typer.Option("--gpu", help="Only this GPU (repeatable).")]
-INSTANCE = Annotated[list[str] | None, typer.Option("--instance", help="Only this instance type (repeatable).")]
-TIER = Annotated[list[str] | None, typer.Option("--tier", help="on_demand (default), spot or reserved (repeatable).")]
-CATALOG = Annotated[list[Path] | None, typer.Option("--catalog", help="Folder with own machines, prices, quotas (repeatable).")]
-ENGINE = Annotated[str | None, typer.Option("--engine", help="Pin the engine: vllm, sglang, tensorrt_llm, tgi, deepspeed_inference, transformers.")]
-PRECISION = Annotated[str | None, typer.Option("--precision", help="Pin the weights: bf16, fp16, fp8, int4-awq, ...")]
-KV = Annotated[str | None, typer.Option("--kv-cache-dtype", help="Pin the KV cache: bf16, fp16, fp8, ...")]
-TP = Annotated[str | None, typer.Option("--tensor-parallel", "--tp", help="Pin tensor parallelism.")]
-PP = Annotated[str | None, typer.Option("--pipeline-parallel", "--pp", help="Pin pipeline parallelism.")]
-DP = Annotated[str | None, typer.Option("--data-parallel", "--dp", help="Pin the number of replicas.")]
-MAX_LEN = Annotated[str | None, typer.Option("--max-model-len", help="Longest request the engine must accept, in tokens.")]
-MAX_SEQS = Annotated[str | None, typer.Option("--max-num-seqs", help="Pin the most sequences a replica runs at once.")]
-JSON = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+Given = dict[str, Any]
+Group = dict[str, tuple[Any, Any]]
+
+
+def _text(help_text: str, *flags: str, default: str | None = None) -> tuple[Any, Any]:
+    return Annotated[str | None, typer.Option(*flags, help=help_text)], default
+
+
+def _many(help_text: str, *flags: str) -> tuple[Any, Any]:
+    return Annotated[list[str] | None, typer.Option(*flags, help=help_text)], None
+
+
+def _flag(help_text: str, *flags: str) -> tuple[Any, Any]:
+    return Annotated[bool, typer.Option(*flags, help=help_text)], False
+
+
+MODEL: Group = {
+    "model": (
+        Annotated[
+            str,
+            typer.Option("--model", "-m", help="Alias (70b, llama-3.1-8b), Hugging Face id, config.json or folder."),
+        ],
+        inspect.Parameter.empty,
+    ),
+    "task": _text("serve or train.", "--task", default="serve"),
+}
+GOAL: Group = {
+    "goal": _text(
+        "cheapest, fastest (lowest E2E, or shortest run) or throughput (most tokens/s).",
+        "--goal",
+        "-g",
+        default="cheapest",
+    ),
+}
+LOAD: Group = {
+    "rate": _text("Requests per second to carry (default 1).", "--rate"),
+    "concurrency": _text("Users with one request in flight each, instead of --rate.", "--concurrency"),
+    "input_tokens": _text("Mean prompt length.", "--input-tokens", default="1024"),
+    "output_tokens": _text("Mean answer length.", "--output-tokens", default="256"),
+}
+LIMITS: Group = {
+    "latency": _text("Limit of time to first token, 95th percentile under load: 200ms.", "--latency", "--ttft"),
+    "tpot": _text("Limit of time per output token: 40ms.", "--tpot"),
+    "e2e": _text("Limit of the whole answer: 10s.", "--e2e"),
+    "budget": _text("Most money: 20/h, 500/day, 10000/month; for training also of the whole run: 500.", "--budget"),
+    "max_gpus": _text("Most GPUs in all machines.", "--max-gpus"),
+    "min_throughput": _text("Fewest output tokens/s in all.", "--min-throughput"),
+    "max_accuracy_loss": _text(
+        "Expected loss of task accuracy allowed, in percent.", "--max-accuracy-loss", default="1%"
+    ),
+}
+HARDWARE: Group = {
+    "on": _text("Own machines: 2xrtx-4090 (one machine), 8x8xa100-sxm-80 (8 machines of 8).", "--on"),
+    "fabric_gbps": _text("Gbit/s between own machines.", "--fabric-gbps"),
+    "provider": _many("Only this provider (repeatable).", "--provider"),
+    "region": _many("Only this region (repeatable, * as wildcard).", "--region"),
+    "gpu": _many("Only this GPU (repeatable).", "--gpu"),
+    "instance": _many("Only this instance type (repeatable).", "--instance"),
+    "tier": _many("on_demand (default), spot or reserved (repeatable).", "--tier"),
+    "catalog": (
+        Annotated[
+            list[Path] | None, typer.Option("--catalog", help="Folder with own machines, prices, quotas (repeatable).")
+        ],
+        None,
+    ),
+}
+PINS: Group = {
+    "engine": _text("Pin the engine: vllm, sglang, tensorrt_llm, tgi, deepspeed_inference, transformers.", "--engine"),
+    "precision": _text(
+        "Pin the weights (serving: bf16, fp8, int4-awq, ...) or the compute dtype (training: bf16, fp16, fp8).",
+        "--precision",
+    ),
+    "kv_cache_dtype": _text("Pin the KV cache: bf16, fp16, fp8, ...", "--kv-cache-dtype"),
+    "tensor_parallel": _text("Pin tensor parallelism.", "--tensor-parallel", "--tp"),
+    "pipeline_parallel": _text("Pin pipeline parallelism.", "--pipeline-parallel", "--pp"),
+    "data_parallel": _text("Pin the number of replicas (training: of data-parallel ranks).", "--data-parallel", "--dp"),
+    "max_model_len": _text("Longest request the engine must accept, in tokens.", "--max-model-len"),
+    "max_num_seqs": _text("Pin the most sequences a replica runs at once.", "--max-num-seqs"),
+}
+JSON: Group = {"json": _flag("Print JSON instead of tables.", "--json")}
+
+
+def command(*groups: Group) -> Callable[[Callable[[Given], int]], Callable[..., int]]:
+    """Turn a function of one dict into a typer command with the options of the groups."""
+
+    def wrap(function: Callable[[Given], int]) -> Callable[..., int]:
+        def run(**given: Any) -> int:
+            return function(given)
+
+        options = {name: spec for group in groups for name, spec in group.items()}
+        kind = inspect.Parameter.KEYWORD_ONLY
+        parameters = [
+            inspect.Parameter(name, kind, default=default, annotation=hint) for name, (hint, default) in options.items()
+        ]
+        run.__signature__ = inspect.Signature(parameters, return_annotation=int)  # type: ignore[attr-defined]
+        run.__annotations__ = {name: hint for name, (hint, _) in options.items()}
+        run.__doc__, run.__name__ = function.__doc__, function.__name__
+        return run
+
+    return wrap
 
 
 def whole(text: str | None, flag: str) -> int | None:
@@ -53,21 +128,17 @@ def whole(text: str | None, flag: str) -> int | None:
     return int(value)
 
 
-def number(text: str | None, flag: str, unit: str = "") -> float | None:
-    """A positive number with an optional unit sign, or None."""
-    if text is None:
-        return None
-    return parse_count(text.strip().removesuffix(unit) if unit else text, flag)
+def number(text: str | None, flag: str) -> float | None:
+    """A positive number, or None."""
+    return None if text is None else parse_count(text, flag)
 
 
 def percent(text: str, flag: str) -> float:
     """'1', '1%' or '0' as percent."""
-    plain = text.strip().removesuffix("%").strip()
     try:
-        value = float(plain)
+        return float(text.strip().removesuffix("%").strip())
     except ValueError:
         raise InvalidValueError(f"{flag} {text!r} is not a percentage", "", f"Write for example {flag} 1%.") from None
-    return value
 
 
 def one_of(text: str, known: tuple[str, ...], kind: str) -> str:
@@ -82,25 +153,43 @@ def duration(text: str | None, flag: str) -> float | None:
     return None if text is None else parse_duration_s(text, flag)
 
 
-def make_request(o: dict[str, Any]) -> ServeRequest:
-    """The request of a command's options (keys are the parameter names of the command)."""
-    if o.get("rate") is not None and o.get("concurrency") is not None:
-        raise InvalidValueError("give either --rate or --concurrency", "the load is one of the two", "Drop one of them.")
-    users = whole(o.get("concurrency"), "--concurrency")
-    rate = number(o.get("rate"), "--rate") if o.get("rate") is not None else 1.0
-    goal = one_of(o.get("goal", "cheapest"), GOALS, "goal")
-    if goal == "throughput" and o.get("rate") is not None:
-        raise InvalidValueError("--goal throughput takes no --rate", "it fills the hardware as far as the limits allow", "Drop --rate, or give --concurrency.")
-    budget = o.get("budget")
-    fabric = number(o.get("fabric_gbps"), "--fabric-gbps")
+def hardware_filter(o: Given) -> HardwareFilter:
+    """Where to look."""
     tiers = tuple(one_of(t.replace("-", "_"), TIERS, "tier") for t in (o.get("tier") or ("on_demand",)))
+    return HardwareFilter(
+        tuple(o.get("provider") or ()),
+        tuple(o.get("region") or ()),
+        tuple(o.get("gpu") or ()),
+        tuple(o.get("instance") or ()),
+        tiers,
+        o.get("on"),
+        number(o.get("fabric_gbps"), "--fabric-gbps"),
+        tuple(str(p) for p in (o.get("catalog") or ())),
+    )
+
+
+def serve_request(o: Given) -> ServeRequest:
+    """The serving request of a command's options (keys are the parameter names of the command)."""
+    if o.get("rate") is not None and o.get("concurrency") is not None:
+        raise InvalidValueError(
+            "give either --rate or --concurrency", "the load is one of the two", "Drop one of them."
+        )
+    users = whole(o.get("concurrency"), "--concurrency")
+    goal = one_of(o.get("goal") or "cheapest", GOALS, "goal")
+    if goal == "throughput" and o.get("rate") is not None:
+        raise InvalidValueError(
+            "--goal throughput takes no --rate",
+            "it fills the hardware as far as the limits allow",
+            "Drop --rate, or give --concurrency.",
+        )
+    budget = o.get("budget")
     return ServeRequest(
         model=o["model"],
         goal=goal,  # type: ignore[arg-type]
         workload=Workload(
-            whole(o.get("input_tokens", "1024"), "--input-tokens") or 0,
-            whole(o.get("output_tokens", "256"), "--output-tokens") or 0,
-            None if users is not None else rate,
+            whole(o.get("input_tokens"), "--input-tokens") or 1024,
+            whole(o.get("output_tokens"), "--output-tokens") or 256,
+            None if users is not None else number(o.get("rate"), "--rate") or 1.0,
             users,
         ),
         limits=Limits(
@@ -109,19 +198,10 @@ def make_request(o: dict[str, Any]) -> ServeRequest:
             duration(o.get("e2e"), "--e2e"),
             None if budget is None else parse_usd_per_hour(budget, "--budget"),
             whole(o.get("max_gpus"), "--max-gpus"),
-            percent(o.get("max_accuracy_loss", "1%"), "--max-accuracy-loss"),
+            percent(o.get("max_accuracy_loss") or "1%", "--max-accuracy-loss"),
             number(o.get("min_throughput"), "--min-throughput"),
         ),
-        hardware=HardwareFilter(
-            tuple(o.get("provider") or ()),
-            tuple(o.get("region") or ()),
-            tuple(o.get("gpu") or ()),
-            tuple(o.get("instance") or ()),
-            tiers,
-            o.get("on"),
-            fabric,
-            tuple(str(p) for p in (o.get("catalog") or ())),
-        ),
+        hardware=hardware_filter(o),
         pins=Pins(
             o.get("engine"),
             o.get("precision"),
@@ -133,3 +213,12 @@ def make_request(o: dict[str, Any]) -> ServeRequest:
             whole(o.get("max_num_seqs"), "--max-num-seqs"),
         ),
     )
+
+
+def refuse(o: Given, names: Group, but: str) -> None:
+    """Options of the other task are an error, not something to be ignored."""
+    for name, (_, default) in names.items():
+        if o.get(name) not in (None, default, False):
+            raise InvalidValueError(
+                f"--{name.replace('_', '-')} is for --task {but}", "", f"Drop it, or add --task {but}."
+            )

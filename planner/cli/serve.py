@@ -2,108 +2,72 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from planner.cli import options as opt
+from planner.cli.options import Given, Group
+from planner.cli.train import TRAIN, train_request
 from planner.errors import EXIT_NO_PLAN, InvalidValueError
+from planner.request import ServeRequest, TrainRequest
 
-OUT = Annotated[Path | None, typer.Option("--out", "-o", help="Folder for plan.yaml and the launch files.")]
-FORCE = Annotated[bool, typer.Option("--force", help="Overwrite files in --out that planner did not write.")]
-TIME_LIMIT = Annotated[str, typer.Option("--time-limit", help="Most time for the proof.")]
+TASKS = ("serve", "train")
+SERVE_ONLY: Group = {
+    **{k: v for k, v in opt.LOAD.items() if k not in ("input_tokens", "output_tokens")},
+    **{k: opt.LIMITS[k] for k in ("latency", "tpot", "e2e", "min_throughput")},
+    **{k: opt.PINS[k] for k in ("kv_cache_dtype", "max_model_len", "max_num_seqs")},
+}
+OUTPUT: Group = {
+    "time_limit": opt._text("Most time for the proof.", "--time-limit", default="30s"),
+    "out": (
+        Annotated[Path | None, typer.Option("--out", "-o", help="Folder for plan.yaml and the launch files.")],
+        None,
+    ),
+    "force": opt._flag("Overwrite files in --out that planner did not write.", "--force"),
+}
+TABLE: Group = {
+    "top": (Annotated[int, typer.Option("--top", help="Show so many rows (0 = all).")], 20),
+    "near_misses": opt._flag("Also show types that break exactly one limit.", "--near-misses"),
+    "format": opt._text("table, json, csv or markdown.", "--format", default="table"),
+}
 
 
-def solve(
-    model: opt.MODEL,
-    goal: opt.GOAL = "cheapest",
-    latency: opt.LATENCY = None,
-    tpot: opt.TPOT = None,
-    e2e: opt.E2E = None,
-    rate: opt.RATE = None,
-    concurrency: opt.CONCURRENCY = None,
-    input_tokens: opt.INPUT = "1024",
-    output_tokens: opt.OUTPUT = "256",
-    budget: opt.BUDGET = None,
-    max_gpus: opt.MAX_GPUS = None,
-    min_throughput: opt.MIN_THROUGHPUT = None,
-    max_accuracy_loss: opt.MAX_LOSS = "1%",
-    on: opt.ON = None,
-    fabric_gbps: opt.FABRIC = None,
-    provider: opt.PROVIDER = None,
-    region: opt.REGION = None,
-    gpu: opt.GPU = None,
-    instance: opt.INSTANCE = None,
-    tier: opt.TIER = None,
-    catalog: opt.CATALOG = None,
-    engine: opt.ENGINE = None,
-    precision: opt.PRECISION = None,
-    kv_cache_dtype: opt.KV = None,
-    tensor_parallel: opt.TP = None,
-    pipeline_parallel: opt.PP = None,
-    data_parallel: opt.DP = None,
-    max_model_len: opt.MAX_LEN = None,
-    max_num_seqs: opt.MAX_SEQS = None,
-    time_limit: TIME_LIMIT = "30s",
-    out: OUT = None,
-    force: FORCE = False,
-    json: opt.JSON = False,
-) -> int:
-    """Find the best deployment, prove it, and write the files that launch it.
+def request_of(o: Given) -> ServeRequest | TrainRequest:
+    """The request of the task; options of the other task are refused."""
+    if opt.one_of(o.get("task") or "serve", TASKS, "task") == "train":
+        opt.refuse(o, SERVE_ONLY, "serve")
+        return train_request(o)
+    opt.refuse(o, TRAIN, "train")
+    return opt.serve_request(o)
+
+
+@opt.command(opt.MODEL, opt.GOAL, opt.LOAD, opt.LIMITS, opt.HARDWARE, opt.PINS, TRAIN, OUTPUT, opt.JSON)
+def solve(o: Given) -> int:
+    """Find the best deployment or training run, prove it, and write the files that launch it.
 
     Example: planner solve --model 70b --goal cheapest --latency 200ms --out plan/
-    """
-    from dataclasses import replace
 
+    Example: planner solve --task train --model llama-3.1-8b --tokens 1B --seq-len 8192 --deadline 24h
+    """
     from planner.api import solve as solve_request
     from planner.report import console
 
-    given = dict(locals())
-    request = replace(opt.make_request(given), time_limit_s=opt.duration(time_limit, "--time-limit") or 30.0)
+    request: Any = replace(request_of(o), time_limit_s=opt.duration(o["time_limit"], "--time-limit") or 30.0)
     plan = solve_request(request)
     written: list[Path] = []
-    if out is not None and plan.deployment is not None:
+    if o["out"] is not None and plan.deployment is not None:
         from planner.emit import write_files
 
-        written = write_files(plan, out, force=force)
-    console.show_plan(plan, json=json, written=written)
+        written = write_files(plan, o["out"], force=o["force"])
+    console.show_plan(plan, json=o["json"], written=written)
     return EXIT_NO_PLAN if plan.status == "infeasible" else 0
 
 
-def compare(
-    model: opt.MODEL,
-    goal: opt.GOAL = "cheapest",
-    latency: opt.LATENCY = None,
-    tpot: opt.TPOT = None,
-    e2e: opt.E2E = None,
-    rate: opt.RATE = None,
-    concurrency: opt.CONCURRENCY = None,
-    input_tokens: opt.INPUT = "1024",
-    output_tokens: opt.OUTPUT = "256",
-    budget: opt.BUDGET = None,
-    max_gpus: opt.MAX_GPUS = None,
-    min_throughput: opt.MIN_THROUGHPUT = None,
-    max_accuracy_loss: opt.MAX_LOSS = "1%",
-    on: opt.ON = None,
-    fabric_gbps: opt.FABRIC = None,
-    provider: opt.PROVIDER = None,
-    region: opt.REGION = None,
-    gpu: opt.GPU = None,
-    instance: opt.INSTANCE = None,
-    tier: opt.TIER = None,
-    catalog: opt.CATALOG = None,
-    engine: opt.ENGINE = None,
-    precision: opt.PRECISION = None,
-    kv_cache_dtype: opt.KV = None,
-    tensor_parallel: opt.TP = None,
-    pipeline_parallel: opt.PP = None,
-    max_model_len: opt.MAX_LEN = None,
-    top: Annotated[int, typer.Option("--top", help="Show so many rows (0 = all).")] = 20,
-    near_misses: Annotated[bool, typer.Option("--near-misses", help="Also show types that break exactly one limit.")] = False,
-    format_: Annotated[str, typer.Option("--format", help="table, json, csv or markdown.")] = "table",
-    json: opt.JSON = False,
-) -> int:
+@opt.command(opt.MODEL, opt.GOAL, opt.LOAD, opt.LIMITS, opt.HARDWARE, opt.PINS, TRAIN, TABLE, opt.JSON)
+def compare(o: Given) -> int:
     """Every instance type that can do it, best configuration each, sorted by the goal.
 
     Example: planner compare --model 8b --rate 5 --provider aws --format markdown
@@ -111,40 +75,25 @@ def compare(
     from planner.api import compare as compare_request
     from planner.report import console
 
-    given = dict(locals())
-    shape = "json" if json else opt.one_of(format_, ("table", "json", "csv", "markdown"), "format")
+    shape = "json" if o["json"] else opt.one_of(o["format"], ("table", "json", "csv", "markdown"), "format")
+    top = o["top"]
     if top < 0:
         raise InvalidValueError(f"--top must be 0 or more, not {top}", "", "Write for example --top 20.")
-    choices = compare_request(opt.make_request(given), near_misses=near_misses)
+    choices = compare_request(request_of(o), near_misses=o["near_misses"])
     console.show_choices(choices if top == 0 or shape != "table" else choices[:top], shape, total=len(choices))
     return 0 if any(c.fits for c in choices) else EXIT_NO_PLAN
 
 
-def estimate(
-    model: opt.MODEL,
-    goal: opt.GOAL = "cheapest",
-    rate: opt.RATE = None,
-    concurrency: opt.CONCURRENCY = None,
-    input_tokens: opt.INPUT = "1024",
-    output_tokens: opt.OUTPUT = "256",
-    on: opt.ON = None,
-    fabric_gbps: opt.FABRIC = None,
-    provider: opt.PROVIDER = None,
-    region: opt.REGION = None,
-    gpu: opt.GPU = None,
-    instance: opt.INSTANCE = None,
-    tier: opt.TIER = None,
-    catalog: opt.CATALOG = None,
-    engine: opt.ENGINE = "vllm",
-    precision: opt.PRECISION = None,
-    kv_cache_dtype: opt.KV = None,
-    tensor_parallel: opt.TP = None,
-    pipeline_parallel: opt.PP = None,
-    data_parallel: opt.DP = None,
-    max_model_len: opt.MAX_LEN = None,
-    max_num_seqs: opt.MAX_SEQS = None,
-    json: opt.JSON = False,
-) -> int:
+@opt.command(
+    opt.MODEL,
+    opt.GOAL,
+    opt.LOAD,
+    opt.HARDWARE,
+    {**opt.PINS, "engine": opt._text("The engine.", "--engine", default="vllm")},
+    TRAIN,
+    opt.JSON,
+)
+def estimate(o: Given) -> int:
     """Predict one configuration: memory, latency, throughput, cost. Axes left open take their best value.
 
     Example: planner estimate --model 70b --on 4xa100-sxm-80 --tp 4 --precision bf16 --concurrency 16
@@ -152,30 +101,21 @@ def estimate(
     from planner.api import estimate as estimate_request
     from planner.report import console
 
-    given = dict(locals())
-    need_hardware(given)
-    result = estimate_request(opt.make_request(given))
-    console.show_estimate(result, json=json)
+    need_hardware(o)
+    result = estimate_request(request_of(o))
+    console.show_estimate(result, json=o["json"])
     return 0 if result.fits else EXIT_NO_PLAN
 
 
-def memory(
-    model: opt.MODEL,
-    input_tokens: opt.INPUT = "1024",
-    output_tokens: opt.OUTPUT = "256",
-    on: opt.ON = None,
-    gpu: opt.GPU = None,
-    instance: opt.INSTANCE = None,
-    catalog: opt.CATALOG = None,
-    engine: opt.ENGINE = "vllm",
-    precision: opt.PRECISION = None,
-    kv_cache_dtype: opt.KV = None,
-    tensor_parallel: opt.TP = None,
-    pipeline_parallel: opt.PP = None,
-    max_model_len: opt.MAX_LEN = None,
-    max_num_seqs: opt.MAX_SEQS = None,
-    json: opt.JSON = False,
-) -> int:
+@opt.command(
+    opt.MODEL,
+    opt.LOAD,
+    opt.HARDWARE,
+    {**opt.PINS, "engine": opt._text("The engine.", "--engine", default="vllm")},
+    TRAIN,
+    opt.JSON,
+)
+def memory(o: Given) -> int:
     """The memory of one configuration, part by part, and how many sequences it holds.
 
     Example: planner memory --model 70b --gpu h100-sxm --tp 4 --precision fp8 --max-num-seqs 64
@@ -183,19 +123,25 @@ def memory(
     from planner.api import memory as memory_request
     from planner.report import console
 
-    given = dict(locals())
-    if gpu is not None and len(gpu) > 1:
+    gpu = o["gpu"]
+    if gpu and len(gpu) > 1:
         raise InvalidValueError("memory looks at one GPU", f"--gpu was given {len(gpu)} times", "Give --gpu once.")
-    if gpu is not None and on is None and instance is None:
-        degree = (opt.whole(tensor_parallel, "--tensor-parallel") or 1) * (opt.whole(pipeline_parallel, "--pipeline-parallel") or 1)
-        given["on"], given["gpu"] = f"{degree}x{gpu[0]}", None
-    need_hardware(given)
-    result = memory_request(opt.make_request(given))
-    console.show_memory(result, json=json)
+    if gpu and not o["on"] and not o["instance"]:
+        degrees = [opt.whole(o[k], f"--{k.replace('_', '-')}") or 1 for k in ("tensor_parallel", "pipeline_parallel")]
+        o["on"], o["gpu"] = f"{degrees[0] * degrees[1]}x{gpu[0]}", None
+    need_hardware(o)
+    if o["task"] == "train" and o["tokens"] is None and o["samples"] is None:
+        o["tokens"] = "1B"
+    result = memory_request(request_of(o))
+    console.show_memory(result, json=o["json"])
     return 0 if result.fits else EXIT_NO_PLAN
 
 
-def need_hardware(given: dict[str, object]) -> None:
+def need_hardware(o: Given) -> None:
     """A single configuration needs to know its hardware."""
-    if not any(given.get(k) for k in ("on", "gpu", "instance")):
-        raise InvalidValueError("on which hardware?", "no --on, --gpu or --instance was given", "Write for example --on 4xa100-sxm-80 or --gpu h100-sxm.")
+    if not any(o.get(k) for k in ("on", "gpu", "instance")):
+        raise InvalidValueError(
+            "on which hardware?",
+            "no --on, --gpu or --instance was given",
+            "Write for example --on 4xa100-sxm-80 or --gpu h100-sxm.",
+        )

@@ -19,10 +19,11 @@ from planner.emit.skypilot import refusal, skypilot_yaml
 from planner.emit.slurm import slurm_sh
 from planner.emit.text import HEADER
 from planner.errors import InputError, InvalidValueError, UnknownNameError
-from planner.plan import Plan
+from planner.plan import Plan, plan_to_yaml
 
 __all__ = ["HEADER", "TARGETS", "render", "write_files"]
 
+PLAN_FILE = "plan.yaml"
 TARGETS = ("serve", "train", "compose", "kubernetes", "skypilot", "slurm", "balancer", "monitor", "notes")
 _NEED_SCRIPTS = {"compose", "skypilot", "slurm", "monitor"}
 _ENGINES: dict[str, Callable[[Layout], dict[str, str]]] = {
@@ -86,10 +87,12 @@ def _skypilot(layout: Layout) -> dict[str, str]:
 def write_files(plan: Plan, out_dir: Path, *, targets: Sequence[str] = (), force: bool = False) -> list[Path]:
     """Writes the launch files into out_dir and returns their paths; each file appears whole or not at all.
 
-    targets: a selection of TARGETS (empty = all that make sense). A file that is there and was not written by us is
+    targets: a selection of TARGETS (empty = all that make sense, and plan.yaml). A file that is there and was not written by us is
     refused unless force. Raises what render raises, UnknownNameError for a target, InputError when the disk refuses.
     """
     texts = _selected(plan, targets)
+    if not targets:
+        texts = {PLAN_FILE: f"# {HEADER}\n{plan_to_yaml(plan)}", **texts}
     if not force:
         for name in texts:
             _refuse_foreign(out_dir / name)

@@ -12,6 +12,7 @@ from planner.engines.records import EngineSpec, PrecisionSupport, engine
 from planner.errors import InvalidValueError, NoPlanError, PlanFileError
 from planner.plan import Deployment, OfferChoice, Plan, ServeSettings
 
+EXACT = {"bf16": "bfloat16", "fp16": "float16"}
 _CONTROL = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029]")
 
 
@@ -83,14 +84,18 @@ class Layout:
     @property
     def kv_flag(self) -> str:
         """The engine's own word for the KV-cache dtype."""
-        words = self.facts["kv"]
-        if self.deployment.kv_cache_dtype not in words:
+        words, dtype = self.facts["kv"], self.deployment.kv_cache_dtype
+        if dtype not in words:
             raise InvalidValueError(
-                f"{self.facts['title']} has no KV-cache dtype {self.deployment.kv_cache_dtype!r}",
-                "",
-                f"It has {', '.join(words)}.",
+                f"{self.facts['title']} has no KV-cache dtype {dtype!r}", "", f"It has {', '.join(words)}."
             )
-        return str(words[self.deployment.kv_cache_dtype])
+        if words[dtype] == "auto" and EXACT[dtype] != self.dtype:
+            raise InvalidValueError(
+                f"a {dtype} KV cache does not go with {self.deployment.precision} weights",
+                f"{self.facts['title']} keeps it in the model's dtype, {self.dtype}",
+                "Solve again.",
+            )
+        return str(words[dtype])
 
     @property
     def checkpoint(self) -> str | None:
@@ -164,6 +169,10 @@ def _lay_out(plan: Plan, dep: Deployment, serve: ServeSettings, spec: EngineSpec
             "engines want the same number on each",
             "Pin --tp or --pp.",
         )
+    if dep.tensor_parallel > (support.max_tensor_parallel or dep.tensor_parallel):
+        raise InvalidValueError(
+            f"{dep.engine} does not shard {dep.precision} weights", "", "Pin --tp 1 or another precision."
+        )
     if nodes > 1 and spec.multi_node == "none":
         raise InvalidValueError(
             f"{dep.engine} does not span machines", f"a replica needs {nodes}", "Plan with --engine vllm."
@@ -174,7 +183,6 @@ def _lay_out(plan: Plan, dep: Deployment, serve: ServeSettings, spec: EngineSpec
         raise PlanFileError(
             f"the replicas need {machines} machines", f"the plan has {sum(o.count for o in dep.offers)}", "Solve again."
         )
-    exact = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
     return Layout(
         plan=plan,
         deployment=dep,
@@ -190,5 +198,5 @@ def _lay_out(plan: Plan, dep: Deployment, serve: ServeSettings, spec: EngineSpec
         nodes_per_replica=nodes,
         gpus_per_replica=per_replica,
         gpus_per_node=per_replica // nodes,
-        dtype=exact.get(dep.precision, "float16" if dep.kv_cache_dtype == "fp16" else "bfloat16"),
+        dtype=EXACT.get(dep.precision, "float16" if dep.kv_cache_dtype == "fp16" else "bfloat16"),
     )

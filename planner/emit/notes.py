@@ -28,17 +28,13 @@ def launch_md(layout: Layout, names: list[str], skipped: dict[str, str]) -> str:
         table_row("context", f"{serve.max_model_len} tokens"),
     ]
     for offer in dep.offers:
-        price = "your own" if layout.owned else f"{offer.usd_per_hour:.2f} USD/h each, seen {offer.observed_at}"
-        where = f"{offer.provider} {offer.region} {offer.tier}".strip()
-        rows.append(
-            table_row(
-                "machines",
-                f"{offer.count}x {offer.instance_type} ({offer.gpus_per_instance}x {offer.gpu}), {where}, {price}",
-            )
-        )
+        machine = f"{offer.count}x {offer.instance_type} ({offer.gpus_per_instance}x {offer.gpu})"
+        where = f"{offer.provider} {offer.region} {offer.tier}"
+        price = f"{where}, {offer.usd_per_hour:.2f} USD/h each, seen {offer.observed_at}"
+        rows.append(table_row("machines", f"{machine}, {'your own' if layout.owned else price}"))
     for name, value in plan.predicted.items():
         rows.append(table_row(name, f"{value.value:.4g} ({value.low:.4g} to {value.high:.4g})"))
-    if plan.cost is not None:
+    if plan.cost is not None and not layout.owned:
         rows.append(table_row("cost", f"{plan.cost.usd_per_hour:.2f} USD/h"))
     return "\n".join(
         [
@@ -73,7 +69,7 @@ def _before(layout: Layout) -> list[str]:
             f"* MODEL must be {layout.checkpoint} of this model; set the variable MODEL to its hub id or folder."
         )
     if layout.gated:
-        lines.append("* The hub asks for an accepted licence: accept it, then `export HF_TOKEN=...`.")
+        lines.append("* The hub may ask for an accepted licence: accept it, then `export HF_TOKEN=...`.")
     if layout.packages:
         lines.append(
             f"* Without a container: `python3 -m pip install {' '.join(shlex.quote(p) for p in layout.packages)}`."

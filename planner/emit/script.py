@@ -17,6 +17,11 @@ def beside(name: str) -> Shell:
     return Shell(f'"$here/{name}"')
 
 
+def rendezvous_port() -> Shell:
+    """Where the processes of one replica meet on this machine: MASTER_PORT (29500) + replica."""
+    return Shell('"$((${MASTER_PORT:-29500} + replica))"')
+
+
 @dataclass(frozen=True)
 class Command:
     """What an engine starts. program: words before the options; options: one list a line; tail: after the options.
@@ -43,7 +48,9 @@ def _about(layout: Layout) -> list[str]:
     if layout.checkpoint:
         lines.append(f"MODEL must be {layout.checkpoint}; the engine does not convert plain weights.")
     if layout.gated:
-        lines.append("The hub asks for an accepted licence for this model: export HF_TOKEN of an account that has it.")
+        lines.append(
+            "The hub may ask for an accepted licence for this model: export HF_TOKEN of an account that has it."
+        )
     lines.append("Environment: MODEL (hub id or folder), SERVED_NAME, BIND_ADDRESS, PORT, REPLICAS (here), EXTRA_ARGS.")
     if layout.nodes_per_replica > 1:
         lines.append(

@@ -13,18 +13,30 @@ def refusal(layout: Layout) -> str | None:
     """Why there is no SkyPilot task for this plan; None when there is one."""
     if layout.deployment.engine == "tensorrt_llm" and layout.nodes_per_replica > 1 and not layout.owned:
         return "TensorRT-LLM over several machines is an MPI job: use serve.slurm"
-    return cloud_refusal(layout.offer)
+    if needs_container(layout) and layout.offer.provider in facts()["skypilot"]["no_containers"]:
+        return (
+            f"SkyPilot runs no containers on {layout.offer.provider}, and this engine is not installed with pip there"
+        )
+    return cloud_refusal(layout.offer, layout.machines)
 
 
-def cloud_refusal(offer: OfferChoice) -> str | None:
-    """Why SkyPilot cannot rent this offer; None when it can."""
+def cloud_refusal(offer: OfferChoice, machines: int) -> str | None:
+    """Why SkyPilot cannot rent that many machines of this offer; None when it can."""
+    table = facts()["skypilot"]
     if offer.tier == "owned" or offer.provider == "owned":
         return "the machines are your own"
-    if offer.provider not in facts()["skypilot"]["clouds"]:
+    if offer.provider not in table["clouds"]:
         return f"SkyPilot 0.14.1 has no cloud {offer.provider!r}"
-    if offer.tier == "spot" and offer.provider in facts()["skypilot"]["no_spot"]:
+    if machines > 1 and offer.provider in table["one_node"]:
+        return f"SkyPilot starts single machines only on {offer.provider}"
+    if offer.tier == "spot" and offer.provider in table["no_spot"]:
         return f"SkyPilot offers no spot machines on {offer.provider}"
     return None
+
+
+def needs_container(layout: Layout) -> bool:
+    """True where pip does not bring the engine: TGI, TensorRT-LLM with its MPI, and ROCm builds."""
+    return layout.deployment.engine in ("tgi", "tensorrt_llm") or layout.vendor == "amd"
 
 
 def machine(offer: OfferChoice) -> dict[str, Any]:
@@ -62,16 +74,14 @@ def skypilot_yaml(layout: Layout, offer: OfferChoice, machines: int) -> str:
         "workdir": ".",
         "envs": {"HF_TOKEN": "", "MODEL": "", "EXTRA_ARGS": ""},
     }
-    if layout.deployment.engine == "tgi":
+    if layout.machines > 1 and layout.offer.provider in facts()["skypilot"]["one_node"]:
+        return f"SkyPilot starts single machines only on {layout.offer.provider}"
+    if needs_container(layout):
         task["resources"]["image_id"] = f"docker:{layout.image[0]}"
     else:
         task["setup"] = "python3 -m pip install --quiet " + " ".join(word(p) for p in layout.packages) + "\n"
     task["run"] = 'MACHINE_INDEX="$SKYPILOT_NODE_RANK" HOSTS="$SKYPILOT_NODE_IPS" bash serve.sh\n'
     notes = [f"sky launch -c {layout.label} skypilot.yaml --env HF_TOKEN"]
-    if layout.vendor == "amd":
-        notes.append("pip builds of the engine are for NVIDIA: use an image with ROCm, see LAUNCH.md.")
-        task["resources"]["image_id"] = f"docker:{layout.image[0]}"
-        task.pop("setup", None)
     if "accelerators" not in task["resources"] and "instance_type" not in task["resources"]:
         notes.append(f"SkyPilot's name for {offer.gpu} is not known here: set accelerators.")
     return to_yaml(task, notes=notes)

@@ -10,8 +10,8 @@ from importlib.resources import files as resources
 from typing import Any
 
 from planner.emit.layout import Layout
-from planner.emit.script import HOST, MODEL, PORT, Command, beside, serve_sh
-from planner.emit.text import HEADER, Shell, Word, comment
+from planner.emit.script import HOST, MODEL, PORT, Command, beside, rendezvous_port, serve_sh
+from planner.emit.text import HEADER, Word, comment
 
 QUANTIZATION: dict[str, dict[str, Any]] = {
     "bnb-int8": {"config": "BitsAndBytesConfig", "settings": {"load_in_8bit": True}},
@@ -53,6 +53,11 @@ def _settings(layout: Layout) -> dict[str, Any]:
     }
 
 
+def _torchrun(processes: int) -> list[list[Word]]:
+    port = rendezvous_port()
+    return [["--nproc-per-node", processes], ["--master-addr", "127.0.0.1"], ["--master-port", port]]
+
+
 def deepspeed_files(layout: Layout) -> dict[str, str]:
     """serve.sh and serve_deepspeed.py: init_inference with AutoTP over the GPUs of one machine."""
     layout.kv_flag  # noqa: B018 (raises when the plan stores the cache in a dtype this engine lacks)
@@ -60,14 +65,11 @@ def deepspeed_files(layout: Layout) -> dict[str, str]:
     settings = _settings(layout) | {
         "inference": {"tensor_parallel": {"tp_size": size}, "replace_with_kernel_inject": False}
     }
-    rows: list[list[Word]] = [
-        ["--num_gpus", size],
-        ["--master_port", Shell('"$((29500 + replica))"')],
-        [beside(DEEPSPEED_SCRIPT)],
-    ]
-    more = 'export MODEL SERVED_NAME BIND_ADDRESS REPLICA_PORT="$port"'
+    rows: list[list[Word]] = [*_torchrun(size), [beside(DEEPSPEED_SCRIPT)]]
+    # torchrun: the deepspeed launcher leaves its workers behind on SIGTERM. init_inference then wants LOCAL_SIZE
+    more = f'export MODEL SERVED_NAME BIND_ADDRESS REPLICA_PORT="$port" LOCAL_SIZE={size}'
     return {
-        "serve.sh": serve_sh(layout, Command(["deepspeed"], rows, more, installs=True)),
+        "serve.sh": serve_sh(layout, Command(["torchrun"], rows, more, installs=True)),
         DEEPSPEED_SCRIPT: _script(layout, "deepspeed.py.txt", settings),
     }
 
@@ -89,14 +91,7 @@ def transformers_files(layout: Layout) -> dict[str, str]:
     rows: list[list[Word]] = [[beside(TRANSFORMERS_SCRIPT)]]
     program: list[Word] = ["python3"]
     if dep.tensor_parallel > 1:
-        program = ["torchrun"]
-        port = Shell('"$((29500 + replica))"')
-        rows = [
-            ["--nproc-per-node", dep.tensor_parallel],
-            ["--master-addr", "127.0.0.1"],
-            ["--master-port", port],
-            *rows,
-        ]
+        program, rows = ["torchrun"], [*_torchrun(dep.tensor_parallel), *rows]
     more = 'export MODEL SERVED_NAME BIND_ADDRESS REPLICA_PORT="$port"'
     return {
         "serve.sh": serve_sh(layout, Command(program, rows, more, installs=True)),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from planner.emit.layout import Layout
-from planner.emit.script import HOST, MODEL, PORT, Command, serve_sh
+from planner.emit.script import HOST, MODEL, PORT, Command, rendezvous_port, serve_sh
 from planner.emit.text import Shell, Word
 
 
@@ -19,7 +19,7 @@ def files(layout: Layout) -> dict[str, str]:
         ["--max-total-tokens", serve.max_model_len],
         ["--max-batch-prefill-tokens", max(serve.max_num_batched_tokens, serve.max_model_len)],
         ["--max-batch-size", serve.max_num_seqs],
-        ["--master-port", Shell('"$((29500 + replica))"')],
+        ["--master-port", rendezvous_port()],
         ["--shard-uds-path", Shell('"/tmp/text-generation-server-$port"')],
     ]
     if layout.support.flag:

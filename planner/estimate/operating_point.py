@@ -7,15 +7,17 @@ every latency limit are found by bisection over all pairs at once, with the one 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from planner.engines.records import EngineSpec
+from planner.errors import PlannerError
 from planner.estimate.memory.serving import MemoryTable, ServingMemory, ServingRows, table_memory
-from planner.estimate.time.serving import LoadRows, ServingTime, serving_time
+from planner.estimate.time.serving import LoadRows, ServingCurves, ServingTime, serving_curves, time_under_load
+from planner.estimate.time.steps import StepTable
 from planner.models.spec import ModelSpec
 from planner.request import Limits, Workload
 from planner.space.shard import Shard
@@ -53,11 +55,13 @@ class Pairs:
     workload: Workload
     groups: IntArray
     memory_table: MemoryTable | None
-    step_table: Any
+    curves: ServingCurves | None
+    curve_of: IntArray | None
 
     def memory(self, which: IntArray, max_num_seqs: IntArray) -> ServingMemory:
         """Memory of the pairs `which` with so many sequences in each attention group."""
-        assert self.memory_table is not None
+        if self.memory_table is None:
+            raise PlannerError("there are no pairs to estimate")
         n = len(which)
         batched = np.full(n, self.settings.max_num_batched_tokens, dtype=np.int64)
         rows = ServingRows(
@@ -75,23 +79,30 @@ class Pairs:
 
         cap: most running sequences of an attention group.
         """
-        n = len(which)
+        if self.curves is None or self.curve_of is None:
+            raise PlannerError("there are no pairs to time")
         by_users = self.workload.concurrency is not None
-        rows = LoadRows(
-            shard=self.shard[which],
-            engine=self.engine[which],
-            rate_per_s=None if by_users else load,
-            concurrency=load if by_users else None,
-            max_num_batched_tokens=np.full(n, self.settings.max_num_batched_tokens, dtype=np.int64),
-            max_num_seqs=cap * self.groups[which],
-        )
-        return serving_time(self.model, self.step_table, self.engines, rows, self.workload)
+        rows = self._load_rows(which, None if by_users else load, load if by_users else None, cap * self.groups[which])
+        return time_under_load(self.curves, self.curve_of[which], rows, self.workload)
+
+    def _load_rows(self, which: IntArray, rate: FloatArray | None, users: FloatArray | None, cap: IntArray | None) -> LoadRows:
+        batched = np.full(len(which), self.settings.max_num_batched_tokens, dtype=np.int64)
+        return LoadRows(self.shard[which], self.engine[which], rate, users, batched, cap)
+
+    def timed(self, which: IntArray, shards: Sequence[Shard], shard: IntArray, table: StepTable) -> Pairs:
+        """The same pairs with the curves of the pairs `which`; shards and shard: those of the step table."""
+        pairs = replace(self, shards=shards, shard=shard)
+        rows = pairs._load_rows(which, np.zeros(len(which)), None, None)
+        curves = serving_curves(table, self.engines, rows, self.workload)
+        curve_of = np.zeros(len(shard), dtype=np.int64)
+        curve_of[which] = curves.row
+        return replace(pairs, curves=curves, curve_of=curve_of)
 
 
 def grid_at_least(count: FloatArray) -> IntArray:
     """The smallest max_num_seqs of the grid that holds `count` sequences (the grid's end when none does)."""
     at = np.searchsorted(SEQUENCE_GRID, np.ceil(np.minimum(count, SEQUENCE_GRID[-1]) - 1e-9), side="left")
-    return SEQUENCE_GRID[np.minimum(at, len(SEQUENCE_GRID) - 1)]
+    return np.asarray(SEQUENCE_GRID[np.minimum(at, len(SEQUENCE_GRID) - 1)])
 
 
 def most_sequences(pairs: Pairs, which: IntArray) -> IntArray:
@@ -121,8 +132,7 @@ def total_load(workload: Workload) -> float:
     """The whole load: requests per second, or users."""
     if workload.concurrency is not None:
         return float(workload.concurrency)
-    assert workload.rate_per_s is not None
-    return workload.rate_per_s
+    return workload.rate_per_s or 0.0
 
 
 def load_per_replica(workload: Workload, replicas: IntArray) -> FloatArray:
@@ -140,10 +150,13 @@ def fewest_replicas_for_load(pairs: Pairs, which: IntArray, cap: IntArray) -> In
         idle = pairs.time(which, np.full(len(which), total_load(pairs.workload) * IDLE_FRACTION), cap)
         with np.errstate(divide="ignore"):
             need = np.ceil(total_load(pairs.workload) / (MAX_LOAD * idle.max_rate_per_s))
-    return np.clip(np.nan_to_num(need, nan=MAX_REPLICAS + 1, posinf=MAX_REPLICAS + 1), 1, MAX_REPLICAS + 1).astype(np.int64)
+    bounded = np.clip(np.nan_to_num(need, nan=MAX_REPLICAS + 1, posinf=MAX_REPLICAS + 1), 1, MAX_REPLICAS + 1)
+    return np.asarray(bounded, dtype=np.int64)
 
 
-def fewest_replicas_within_limits(pairs: Pairs, which: IntArray, cap: IntArray, at_least: IntArray, limits: Limits) -> IntArray:
+def fewest_replicas_within_limits(
+    pairs: Pairs, which: IntArray, cap: IntArray, at_least: IntArray, limits: Limits
+) -> IntArray:
     """The fewest replicas (>= at_least) that keep every latency limit; MAX_REPLICAS + 1 where no number does."""
     result = np.full(len(which), MAX_REPLICAS + 1, dtype=np.int64)
     ok = keeps_limits(pairs.time(which, load_per_replica(pairs.workload, at_least), cap), limits)

@@ -76,7 +76,10 @@ def operating_rows(pairs: Pairs, which: IntArray, replicas: IntArray, cap: IntAr
 
 def _rows(pairs: Pairs, which: IntArray, replicas: IntArray, seqs: IntArray, time: object) -> PairRows:
     memory = pairs.memory(which, seqs)
-    columns = {k: getattr(time, k) for k in ("ttft_p95_s", "tpot_s", "e2e_s", "output_tokens_per_s", "utilisation", "max_rate_per_s", "stable")}
+    columns = {
+        k: getattr(time, k)
+        for k in ("ttft_p95_s", "tpot_s", "e2e_s", "output_tokens_per_s", "utilisation", "max_rate_per_s", "stable")
+    }
     return PairRows(
         pair=which,
         replicas=replicas,
@@ -87,10 +90,16 @@ def _rows(pairs: Pairs, which: IntArray, replicas: IntArray, seqs: IntArray, tim
     )
 
 
-def rows_for_load(pairs: Pairs, alive: IntArray, limits: Limits, goal: Goal, pinned_replicas: int | None = None) -> PairRows:
+def rows_for_load(
+    pairs: Pairs, alive: IntArray, limits: Limits, goal: Goal, pinned_replicas: int | None = None
+) -> PairRows:
     """Rows for a fixed load: the fewest replicas that carry it, the fewest that also keep the latency limits, one less
     than those (what just fails); for `fastest` also more replicas than needed. pinned_replicas: that number alone."""
-    fitting = most_sequences(pairs, alive) if pairs.settings.max_num_seqs is None else np.full(len(alive), pairs.settings.max_num_seqs)
+    fitting = (
+        most_sequences(pairs, alive)
+        if pairs.settings.max_num_seqs is None
+        else np.full(len(alive), pairs.settings.max_num_seqs)
+    )
     cap = np.where(fitting > 0, fitting, SEQUENCE_GRID[-1]).astype(np.int64)
     if pinned_replicas is not None:
         return operating_rows(pairs, alive, np.full(len(alive), pinned_replicas, dtype=np.int64), cap)
@@ -132,4 +141,13 @@ def empty_rows() -> PairRows:
     return PairRows(i, i, i, f, f, f, f, f, f, np.zeros(0, dtype=np.bool_), f, f)
 
 
-__all__ = ["NEAR_MISS", "PairRows", "empty_rows", "hopeless", "operating_rows", "rows_at_saturation", "rows_for_load", "take"]
+__all__ = [
+    "NEAR_MISS",
+    "PairRows",
+    "empty_rows",
+    "hopeless",
+    "operating_rows",
+    "rows_at_saturation",
+    "rows_for_load",
+    "take",
+]

@@ -13,7 +13,7 @@ from typing import Any
 from planner.errors import ModelConfigError, UnknownNameError
 from planner.models.config.read import read_config
 from planner.models.lookup import all_names, find, find_repackaged
-from planner.models.spec import ModelSpec
+from planner.models.spec import LatentAttention, ModelSpec
 
 MAX_CONFIG_BYTES = 32 * 2**20
 _LOCAL = "A local config.json or model folder works too: --model path/to/config.json"
@@ -27,7 +27,9 @@ def load_model(ref: str, *, revision: str | None = None, token: str | None = Non
     """
     text = ref.strip()
     if not text or "\x00" in text or len(text) > 4096:
-        raise ModelConfigError("no usable model name was given", "", "Write for example --model 70b, a hub id, or a path to config.json.")
+        raise ModelConfigError(
+            "no usable model name was given", "", "Write for example --model 70b, a hub id, or a path to config.json."
+        )
     if _looks_like_path(text):
         return _from_path(Path(text).expanduser())
     if revision is None:
@@ -38,7 +40,12 @@ def load_model(ref: str, *, revision: str | None = None, token: str | None = Non
         from planner.models.hub import from_hub
 
         return from_hub(text, revision, token)
-    raise UnknownNameError("model", text, all_names(), "A hub id (org/name) or a path to a config.json works as well." if not offline else _LOCAL)
+    raise UnknownNameError(
+        "model",
+        text,
+        all_names(),
+        "A hub id (org/name) or a path to a config.json works as well." if not offline else _LOCAL,
+    )
 
 
 def _looks_like_path(text: str) -> bool:
@@ -59,27 +66,47 @@ def _from_registry(text: str) -> ModelSpec | None:
         if repackaged is None:
             return None
         record, repo, precision = repackaged
-        note = f"{text}: taken as {repo} in {precision} by its name, with that method's usual layout (its own config.json was not read)"
+        note = f"{text}: taken by its name as {repo} in {precision} in that method's usual layout; config not read"
     else:
         record, repo = found
     spec = read_config(record["config"], repo.rpartition("/")[2], hf_id=repo, source=record["source"])
     if precision is not None:
-        spec = replace(spec, name=text.rpartition("/")[2], hf_id=text, native_precision=precision, unquantised_modules=(), assumptions=(*spec.assumptions, note))
+        spec = replace(
+            spec,
+            name=text.rpartition("/")[2],
+            hf_id=text,
+            native_precision=precision,
+            unquantised_modules=_usual_exceptions(precision, spec),
+            assumptions=(*spec.assumptions, note),
+        )
     elif "/" not in text and text.lower() != repo.rpartition("/")[2].lower():
         spec = replace(spec, assumptions=(*spec.assumptions, f"{text!r} is read as {repo}"))
     return replace(spec, gated_repo=bool(record.get("gated")), license_note=record.get("license", ""))
 
 
+def _usual_exceptions(precision: str, spec: ModelSpec) -> tuple[str, ...]:
+    """What a repackaging leaves at 16 bit beyond the method's rule: NVFP4 of latent-attention models keeps attention
+    (exclude_modules of nvidia/DeepSeek-V3.1-NVFP4 and nvidia/Kimi-K2.5-NVFP4)."""
+    latent = any(isinstance(m, LatentAttention) for layer in spec.layers[:1] for m in layer.mixers)
+    return ("attention", "lm_head") if precision == "nvfp4" and latent else ()
+
+
 def parse_json(data: bytes, name: str) -> Any:
     """JSON of a file that may be hostile: bounded in size and depth, ModelConfigError otherwise."""
     if len(data) > MAX_CONFIG_BYTES:
-        raise ModelConfigError(f"{name} has {len(data)} bytes", f"more than {MAX_CONFIG_BYTES} are not read", "Point to the model's config.json.")
+        raise ModelConfigError(
+            f"{name} has {len(data)} bytes",
+            f"more than {MAX_CONFIG_BYTES} are not read",
+            "Point to the model's config.json.",
+        )
     if not data.strip():
         raise ModelConfigError(f"{name} is empty", "", "Download it again.")
     try:
         return json.loads(data.decode("utf-8-sig"))
     except UnicodeDecodeError:
-        raise ModelConfigError(f"{name} is not text", "", "Point to the model's config.json, not to its weights.") from None
+        raise ModelConfigError(
+            f"{name} is not text", "", "Point to the model's config.json, not to its weights."
+        ) from None
     except RecursionError:
         raise ModelConfigError(f"{name} is nested too deeply", "", "Point to the model's config.json.") from None
     except ValueError as error:
@@ -89,10 +116,18 @@ def parse_json(data: bytes, name: str) -> Any:
 def _read(path: Path) -> bytes:
     try:
         if path.stat().st_size > MAX_CONFIG_BYTES:
-            raise ModelConfigError(f"{path} has {path.stat().st_size} bytes", f"more than {MAX_CONFIG_BYTES} are not read", "Point to the model's config.json.")
+            raise ModelConfigError(
+                f"{path} has {path.stat().st_size} bytes",
+                f"more than {MAX_CONFIG_BYTES} are not read",
+                "Point to the model's config.json.",
+            )
         return path.read_bytes()
     except OSError as error:
-        raise ModelConfigError(f"{path} cannot be read", error.strerror or type(error).__name__, "Check the path; a config.json or a folder that holds one is expected.") from None
+        raise ModelConfigError(
+            f"{path} cannot be read",
+            error.strerror or type(error).__name__,
+            "Check the path; a config.json or a folder that holds one is expected.",
+        ) from None
 
 
 def _from_path(path: Path) -> ModelSpec:
@@ -109,11 +144,26 @@ def _from_path(path: Path) -> ModelSpec:
     return replace(spec, checkpoint_bytes=stored) if stored else spec
 
 
-def spec_from_config(raw: Any, name: str, *, hf_id: str = "", source: str = "", extra: Mapping[str, Any] | None = None) -> ModelSpec:
+def spec_from_config(
+    raw: Any, name: str, *, hf_id: str = "", source: str = "", extra: Mapping[str, Any] | None = None
+) -> ModelSpec:
     """read_config for content of unknown origin: whatever goes wrong inside is a ModelConfigError."""
     if not isinstance(raw, Mapping):
         raise ModelConfigError(f"{source or name} must hold a JSON object", "", "Point to the model's config.json.")
     try:
         return read_config(raw, name, hf_id=hf_id, source=source, quant_config=extra)
-    except (TypeError, ValueError, AttributeError, KeyError, IndexError, OverflowError, ZeroDivisionError, RecursionError) as error:
-        raise ModelConfigError(f"{source or name} cannot be read as a model", f"{type(error).__name__}: {str(error)[:100]}", "Check the file.") from None
+    except (
+        TypeError,
+        ValueError,
+        AttributeError,
+        KeyError,
+        IndexError,
+        OverflowError,
+        ZeroDivisionError,
+        RecursionError,
+    ) as error:
+        raise ModelConfigError(
+            f"{source or name} cannot be read as a model",
+            f"{type(error).__name__}: {str(error)[:100]}",
+            "Check the file.",
+        ) from None

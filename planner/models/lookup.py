@@ -2,7 +2,7 @@
 
 A line holds: id, aliases, also (repositories of the same shape), params (exact published total) or published (its
 rounded figure, with tolerance), source, config (the fields of config.json that decide the shape), gated, license.
-What bare sizes mean is in the aliases: 8b Llama 3.1, 70b Llama 3.3, 405b Llama 3.1, 32b and 14b Qwen3, 7b and 72b Qwen2.5.
+What bare sizes mean is in the aliases: 8b and 405b Llama 3.1, 70b Llama 3.3, 14b and 32b Qwen3, 7b and 72b Qwen2.5.
 """
 
 from __future__ import annotations
@@ -16,14 +16,16 @@ from typing import Any
 Record = dict[str, Any]
 
 _SUFFIXES = (
-    (re.compile(r"[-_.](fp8[-_]dynamic|fp8|w8a8[-_]fp8)$"), "fp8"),
-    (re.compile(r"[-_.](quantized[-_.])?(w8a8|int8)$"), "int8-w8a8"),
-    (re.compile(r"[-_.](quantized[-_.])?w4a16$"), "int4-gptq"),
-    (re.compile(r"[-_.](gptq[-_]int4|gptq[-_]4bit|gptq)$"), "int4-gptq"),
-    (re.compile(r"[-_.](awq[-_]int4|awq[-_]4bit|awq)$"), "int4-awq"),
-    (re.compile(r"[-_.](unsloth[-_])?bnb[-_]4bit$"), "bnb-nf4"),
-    (re.compile(r"[-_.](nvfp4|fp4)$"), "nvfp4"),
-)  # fmt: skip
+    (re.compile(r"[-_. ](fp8[-_]dynamic|fp8|w8a8[-_]fp8)$"), "fp8"),
+    (re.compile(r"[-_. ](quantized[-_.])?(w8a8|int8)$"), "int8-w8a8"),
+    (re.compile(r"[-_. ](quantized[-_.])?w4a16$"), "int4-gptq"),
+    (re.compile(r"[-_. ](gptq[-_]int4|gptq[-_]4bit|gptq)$"), "int4-gptq"),
+    (re.compile(r"[-_. ](awq[-_]int4|awq[-_]4bit|awq)$"), "int4-awq"),
+    (re.compile(r"[-_. ](unsloth[-_])?bnb[-_]4bit$"), "bnb-nf4"),
+    (re.compile(r"[-_. ](nvfp4|fp4)$"), "nvfp4"),
+    (re.compile(r"[-_. ](fp16)$"), "fp16"),
+    (re.compile(r"[-_. ](bf16)$"), "bf16"),
+)
 
 
 def key_of(name: str) -> str:
@@ -63,7 +65,7 @@ def find(ref: str) -> tuple[Record, str] | None:
 
 
 def find_repackaged(ref: str) -> tuple[Record, str, str] | None:
-    """(record of the base model, its id, precision) for a quantised repackaging known by its suffix (-FP8, -AWQ, ...)."""
+    """(record of the base model, its id, precision) of a repackaging known by its suffix (-FP8, -AWQ, ...)."""
     lowered = ref.strip().lower()
     for pattern, precision in _SUFFIXES:
         match = pattern.search(lowered)
@@ -77,4 +79,7 @@ def find_repackaged(ref: str) -> tuple[Record, str, str] | None:
 
 def all_names() -> list[str]:
     """Everything that find() knows: aliases and repository ids."""
-    return sorted({a for r in records() for a in r["aliases"]} | {repo for r in records() for repo in (r["id"], *r.get("also", ()))})
+    return sorted(
+        {a for r in records() for a in r["aliases"]}
+        | {repo for r in records() for repo in (r["id"], *r.get("also", ()))}
+    )

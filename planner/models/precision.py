@@ -1,4 +1,4 @@
-"""Weight precisions and KV-cache dtypes: records; the table is precisions.yaml beside this file (value, source, date)."""
+"""Weight precisions and KV-cache dtypes: records; the table is precisions.yaml beside this file."""
 
 from __future__ import annotations
 
@@ -38,6 +38,9 @@ class Precision:
     native_only: bool = False
     servable: bool = True
 
+    def __hash__(self) -> int:
+        return hash(self.name)
+
     @property
     def bytes_per_weight(self) -> float:
         """Bytes of one converted weight, scales included."""
@@ -55,13 +58,17 @@ class KvDtype:
     source: str
     verified: bool
 
+    def __hash__(self) -> int:
+        return hash(self.name)
+
 
 @cache
 def _tables() -> tuple[dict[str, Precision], dict[str, KvDtype]]:
     import yaml
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    raw = yaml.load(files("planner.models").joinpath("precisions.yaml").read_text("utf-8"), loader)  # noqa: S506 (safe loader)
+    text = files("planner.models").joinpath("precisions.yaml").read_text("utf-8")
+    raw = yaml.load(text, loader)  # noqa: S506 (safe loader)
     weights = {name: Precision(name=name, **row) for name, row in raw["weights"].items()}
     kv = {name: KvDtype(name=name, **row) for name, row in raw["kv_cache"].items()}
     return weights, kv

@@ -17,7 +17,8 @@ class Attention:
 
     window: tokens a position sees (sliding window, or chunk when kind is 'chunked'); None = full context.
     shared_kv: the layer reuses the KV cache of an earlier one (no K/V projections or cache of its own).
-    cross: the layer attends to an encoder (KV constant per request).
+    cross: the layer attends to an encoder (KV constant per request). shared_key_value: one projection gives both
+    (Gemma 4's global layers); the cache still holds both.
     """
 
     heads: int
@@ -34,6 +35,7 @@ class Attention:
     sinks: bool = False
     shared_kv: bool = False
     cross: bool = False
+    shared_key_value: bool = False
 
     @property
     def value_dim(self) -> int:
@@ -45,6 +47,7 @@ class Attention:
         q = self.heads * self.head_dim
         gate = q if self.output_gate else 0
         k, v = (0, 0) if self.shared_kv else (self.kv_heads * self.head_dim, self.kv_heads * self.value_dim)
+        v = 0 if self.shared_key_value else v
         out = self.heads * self.value_dim
         bias = q * self.q_bias + (k + v) * self.kv_bias + hidden * self.o_bias
         return hidden * (q + gate + k + v + out) + bias + self.qk_norm_params + (self.heads if self.sinks else 0)
@@ -55,6 +58,8 @@ class LatentAttention:
     """Multi-head latent attention (MLA): one compressed KV vector per token, shared by all heads.
 
     extra_params: a sparse indexer and the like; indexer_dim: its key width cached per token (0 = none).
+    compression: tokens that share one cached vector (DeepSeek V4; 0 = nothing but the window is cached); window: recent
+    tokens cached uncompressed beside it; params_count: parameters where the usual shapes do not hold.
     """
 
     heads: int
@@ -66,14 +71,21 @@ class LatentAttention:
     indexer_dim: int = 0
     indexer_top_k: int | None = None
     extra_params: int = 0
+    indexer_heads: int = 0
+    compression: int = 1
+    window: int = 0
+    params_count: int | None = None
 
     @property
     def cache_dim(self) -> int:
-        """Elements cached per token: latent plus rotary key (plus indexer key)."""
-        return self.kv_lora_rank + self.qk_rope_head_dim + self.indexer_dim
+        """Elements cached per token: latent plus rotary key (plus indexer key), shared by `compression` tokens."""
+        whole = self.kv_lora_rank + self.qk_rope_head_dim + self.indexer_dim
+        return whole // self.compression if self.compression else 0
 
     def params(self, hidden: int) -> int:
         """Parameters of the down/up projections, the latent norms and the output projection."""
+        if self.params_count is not None:
+            return self.params_count
         qk = self.qk_nope_head_dim + self.qk_rope_head_dim
         if self.q_lora_rank:
             q = hidden * self.q_lora_rank + self.q_lora_rank + self.q_lora_rank * self.heads * qk
@@ -92,7 +104,7 @@ class StateMixer:
     flops_per_token: multiply-adds times two of the recurrence itself (projections are in params_count).
     """
 
-    kind: Literal["mamba", "mamba2", "gated_delta", "lightning", "kda", "rwkv"]
+    kind: Literal["mamba", "mamba2", "gated_delta", "lightning", "kda", "rwkv", "short_conv", "rglru"]
     params_count: int
     state_elements: int
     conv_elements: int
@@ -152,11 +164,21 @@ class MoeMlp:
 
     def params(self, hidden: int) -> int:
         """All experts, shared experts, router."""
-        return self.experts * self.expert_params(hidden) + self.shared_params(hidden) + self.router_params + self.extra_params
+        return (
+            self.experts * self.expert_params(hidden)
+            + self.shared_params(hidden)
+            + self.router_params
+            + self.extra_params
+        )
 
     def active_params(self, hidden: int) -> int:
         """Parameters a token passes through."""
-        return self.experts_per_token * self.expert_params(hidden) + self.shared_params(hidden) + self.router_params + self.extra_params
+        return (
+            self.experts_per_token * self.expert_params(hidden)
+            + self.shared_params(hidden)
+            + self.router_params
+            + self.extra_params
+        )
 
 
 Mixer = Attention | LatentAttention | StateMixer
@@ -173,11 +195,17 @@ class Layer:
 
     def params(self, hidden: int) -> int:
         """Parameters of the block."""
-        return sum(m.params(hidden) for m in self.mixers) + (self.mlp.params(hidden) if self.mlp else 0) + self.norm_params
+        return (
+            sum(m.params(hidden) for m in self.mixers) + (self.mlp.params(hidden) if self.mlp else 0) + self.norm_params
+        )
 
     def active_params(self, hidden: int) -> int:
         """Parameters a token passes through in this block."""
-        return sum(m.params(hidden) for m in self.mixers) + (self.mlp.active_params(hidden) if self.mlp else 0) + self.norm_params
+        return (
+            sum(m.params(hidden) for m in self.mixers)
+            + (self.mlp.active_params(hidden) if self.mlp else 0)
+            + self.norm_params
+        )
 
 
 @dataclass(frozen=True)
@@ -257,10 +285,20 @@ class ModelSpec:
         body = sum(layer.active_params(self.hidden) * n for layer, n in self.layer_groups)
         return body + self.vocab * self.hidden + self.final_norm_params
 
+    @cached_property
+    def moe_share(self) -> float:
+        """Share of the layers that route tokens to experts."""
+        routed = sum(n for layer, n in self.layer_groups if isinstance(layer.mlp, MoeMlp))
+        return routed / max(1, len(self.layers))
+
     @property
     def is_moe(self) -> bool:
         """True when any layer routes tokens to experts."""
-        return any(isinstance(layer.mlp, MoeMlp) for layer, _ in self.layer_groups)
+        return self.moe_share > 0
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.name, self.hf_id, self.params_total))
 
     def __hash__(self) -> int:
-        return hash((self.name, self.hf_id, self.params_total))
+        return self._hash

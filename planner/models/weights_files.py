@@ -11,7 +11,7 @@ _MAX_HEADER = 100 * 2**20
 
 
 def checkpoint_bytes(folder: Path) -> int | None:
-    """Bytes of all tensors in a model folder: from *.safetensors headers, else the index; None when neither is there."""
+    """Bytes of all tensors of a folder: from *.safetensors headers, else the index; None when neither is there."""
     found = sorted(folder.glob("*.safetensors"))
     if found:
         return sum(header_bytes(path) for path in found)
@@ -20,11 +20,17 @@ def checkpoint_bytes(folder: Path) -> int | None:
 
 
 def index_bytes(index: Path) -> int | None:
-    """metadata.total_size of a safetensors index."""
+    """metadata.total_size of a safetensors index file."""
+    return index_total(index.read_bytes(), str(index))
+
+
+def index_total(content: bytes, name: str) -> int | None:
+    """metadata.total_size of the content of a safetensors index; None when it states none."""
     from planner.models.load import parse_json
 
-    raw = parse_json(index.read_bytes(), str(index))
-    size = raw.get("metadata", {}).get("total_size") if isinstance(raw, dict) and isinstance(raw.get("metadata", {}), dict) else None
+    raw = parse_json(content, name)
+    metadata = raw.get("metadata") if isinstance(raw, dict) else None
+    size = metadata.get("total_size") if isinstance(metadata, dict) else None
     return size if isinstance(size, int) and not isinstance(size, bool) and 0 < size < 2**60 else None
 
 

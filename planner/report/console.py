@@ -8,7 +8,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from planner.plan import Deployment, MemoryUse, Plan, Range
+from planner.errors import PlannerError
+from planner.plan import Cost, Deployment, MemoryUse, Plan, Range
+from planner.report import training
 from planner.units import format_duration
 
 if TYPE_CHECKING:
@@ -39,7 +41,9 @@ def wrapped(text: str, indent: str = "  ") -> str:
     """A paragraph at the width of a console."""
     import textwrap
 
-    return textwrap.fill(text, WIDTH, initial_indent=indent + "- ", subsequent_indent=indent + "  ", break_long_words=False)
+    return textwrap.fill(
+        text, WIDTH, initial_indent=indent + "- ", subsequent_indent=indent + "  ", break_long_words=False
+    )
 
 
 def machines(d: Deployment) -> str:
@@ -54,6 +58,8 @@ def machines(d: Deployment) -> str:
 
 def configuration(d: Deployment) -> str:
     """How it runs, in one line."""
+    if d.train is not None:
+        return training.configuration(d)
     axes = [f"TP {d.tensor_parallel}", f"PP {d.pipeline_parallel}"]
     if d.expert_parallel > 1:
         axes.append(f"EP {d.expert_parallel}")
@@ -63,9 +69,20 @@ def configuration(d: Deployment) -> str:
     return f"{d.engine} {d.engine_version}, weights {d.precision}, KV cache {d.kv_cache_dtype}, {', '.join(axes)} ({d.gpus} GPUs in use)"
 
 
+def brief(d: Deployment) -> str:
+    """The configuration of an alternative in a few words."""
+    if d.train is not None:
+        return (
+            f"{d.engine} TP {d.tensor_parallel} PP {d.pipeline_parallel} DP {d.data_parallel} ZeRO-{d.train.zero_stage}"
+        )
+    return f"{d.engine} {d.precision} TP {d.tensor_parallel}"
+
+
 def span(r: Range, scale: float = 1e-3) -> str:
     """A latency with its 80% interval (r in ms)."""
-    return f"{format_duration(r.value * scale)}  ({format_duration(r.low * scale)} .. {format_duration(r.high * scale)})"
+    return (
+        f"{format_duration(r.value * scale)}  ({format_duration(r.low * scale)} .. {format_duration(r.high * scale)})"
+    )
 
 
 def rate(r: Range, unit: str) -> str:
@@ -75,10 +92,18 @@ def rate(r: Range, unit: str) -> str:
 
 def predictions(p: dict[str, Range]) -> list[str]:
     """The predictions, one line each."""
-    lines = [f"TTFT p95    {span(p['ttft_ms'])}", f"TPOT        {span(p['tpot_ms'])}", f"E2E         {span(p['e2e_ms'])}"]
+    if "step_time_s" in p:
+        return training.predictions(p)
+    lines = [
+        f"TTFT p95    {span(p['ttft_ms'])}",
+        f"TPOT        {span(p['tpot_ms'])}",
+        f"E2E         {span(p['e2e_ms'])}",
+    ]
     lines.append(f"throughput  {rate(p['throughput_tokens_per_s'], 'output tokens/s at this load')}")
     if "capacity_requests_per_s" in p:
-        lines.append(f"capacity    {rate(p['capacity_requests_per_s'], 'requests/s before the queue grows without end')}")
+        lines.append(
+            f"capacity    {rate(p['capacity_requests_per_s'], 'requests/s before the queue grows without end')}"
+        )
     return lines
 
 
@@ -90,12 +115,15 @@ def memory_lines(m: MemoryUse) -> list[str]:
     ]
 
 
-def money(d: Deployment, usd_per_hour: float, per_million: float | None) -> str:
+def money(d: Deployment, c: Cost) -> str:
     """What it costs."""
+    if d.train is not None:
+        return training.money(d, c)
     if all(o.tier == "owned" for o in d.offers):
         return "own machines (0 USD/h counted)"
-    tail = f", ${per_million:,.2f} per million output tokens at this load" if per_million is not None else ""
-    return f"${usd_per_hour:,.2f}/h{tail}"
+    million = c.usd_per_million_output_tokens
+    tail = f", ${million:,.2f} per million output tokens at this load" if million is not None else ""
+    return f"${c.usd_per_hour:,.2f}/h{tail}"
 
 
 def show_plan(plan: Plan, *, json: bool, written: Sequence[Path]) -> None:
@@ -128,36 +156,42 @@ def _model_line(plan: Plan) -> str:
 
 def _show_answer(plan: Plan) -> None:
     d, c = plan.deployment, plan.cost
-    assert d is not None
-    assert c is not None
-    assert plan.memory is not None
+    if d is None or c is None or plan.memory is None:
+        raise PlannerError("the plan has no deployment to show")
     goal = plan.request.get("goal", "cheapest")
-    proof = {"optimal": "proved optimal over the catalog", "feasible": "NOT proved optimal: the time limit came first"}[plan.status]
+    proof = {"optimal": "proved optimal over the catalog", "feasible": "NOT proved optimal: the time limit came first"}[
+        plan.status
+    ]
     say(f"{_model_line(plan)}")
     say(f"Goal {goal}: {proof} ({plan.solver.candidates:,} candidates, {plan.solver.wall_s:.2f} s)")
     say("")
     say(f"  {machines(d)}")
     say(f"  {configuration(d)}")
-    say(f"  {money(d, c.usd_per_hour, c.usd_per_million_output_tokens)}")
+    say(f"  {money(d, c)}")
     say("")
-    _block("Predicted at the planned load (80% interval):", predictions(plan.predicted), bullets=False)
-    _block("Memory per GPU:", memory_lines(plan.memory), bullets=False)
+    load = "" if d.train is not None else " at the planned load"
+    _block(f"Predicted{load} (80% interval):", predictions(plan.predicted), bullets=False)
+    memory = training.memory_lines(plan.memory) if d.train is not None else memory_lines(plan.memory)
+    _block("Memory per GPU:", memory, bullets=False)
     _block("What holds this answer where it is:", plan.binding)
     _block("Assumed:", plan.assumptions)
     _block("Beware:", plan.warnings)
     if plan.alternatives:
         say("Alternatives:")
         for a in plan.alternatives:
-            say(wrapped(f"{a.kind}: {machines(a.deployment)}; {a.deployment.engine} {a.deployment.precision} TP {a.deployment.tensor_parallel}: {a.why_not}"))
+            say(wrapped(f"{a.kind}: {machines(a.deployment)}; {brief(a.deployment)}: {a.why_not}"))
 
 
 def _show_infeasible(plan: Plan) -> None:
     say(_model_line(plan))
     say("No plan keeps all limits.")
-    assert plan.infeasible is not None
+    if plan.infeasible is None:
+        raise PlannerError("the plan does not say why it is infeasible")
     _block("These clash:", plan.infeasible.core)
     changes = [
-        f"{r.limit}: from {r.current:g} to {r.needed:g} {r.unit}" if isinstance(r.current, float | int) and isinstance(r.needed, float | int) else f"{r.limit}: {r.needed}"
+        f"{r.limit}: from {r.current:g} to {r.needed:g} {r.unit}"
+        if isinstance(r.current, float | int) and isinstance(r.needed, float | int)
+        else f"{r.limit}: {r.needed}"
         for r in plan.infeasible.relaxations
     ]
     if changes:
@@ -191,34 +225,39 @@ def show_choices(choices: Sequence[Choice], shape: str, *, total: int) -> None:
 
 
 def _choice_table(choices: Sequence[Choice]) -> tuple[list[str], list[list[str]]]:
-    header = ["provider", "instance", "n", "GPUs", "$/h", "$/M out", "engine", "weights", "KV", "TP", "PP", "DP", "TTFT p95", "TPOT", "E2E", "tok/s", "note"]
+    """Header and cells of a comparison; the note column only when any choice has one."""
+    trains = bool(choices) and choices[0].deployment.train is not None
+    header = ["provider", "instance", "n", "GPUs", *(training.COLUMNS if trains else SERVE_COLUMNS), "note"]
     rows = []
     for c in choices:
-        d, p, million = c.deployment, c.predicted, c.cost.usd_per_million_output_tokens
-        rows.append(
-            [
-                c.provider,
-                c.instance_type,
-                str(sum(o.count for o in d.offers)),
-                f"{sum(o.count * o.gpus_per_instance for o in d.offers)}x {d.offers[0].gpu}",
-                f"{c.cost.usd_per_hour:.2f}",
-                "" if million is None else f"{million:.2f}",
-                d.engine,
-                d.precision,
-                d.kv_cache_dtype,
-                str(d.tensor_parallel),
-                str(d.pipeline_parallel),
-                str(d.data_parallel),
-                format_duration(p["ttft_ms"].value / 1e3),
-                format_duration(p["tpot_ms"].value / 1e3),
-                format_duration(p["e2e_ms"].value / 1e3),
-                f"{p['throughput_tokens_per_s'].value:.0f}",
-                c.note,
-            ]
-        )
+        d = c.deployment
+        gpus = f"{sum(o.count * o.gpus_per_instance for o in d.offers)}x {d.offers[0].gpu}"
+        cells = training.cells(c) if trains else _serve_cells(c)
+        rows.append([c.provider, c.instance_type, str(sum(o.count for o in d.offers)), gpus, *cells, c.note])
     if not any(row[-1] for row in rows):
         header, rows = header[:-1], [row[:-1] for row in rows]
     return header, rows
+
+
+SERVE_COLUMNS = ["$/h", "$/M out", "engine", "weights", "KV", "TP", "PP", "DP", "TTFT p95", "TPOT", "E2E", "tok/s"]
+
+
+def _serve_cells(c: Choice) -> list[str]:
+    d, p, million = c.deployment, c.predicted, c.cost.usd_per_million_output_tokens
+    return [
+        f"{c.cost.usd_per_hour:.2f}",
+        "" if million is None else f"{million:.2f}",
+        d.engine,
+        d.precision,
+        d.kv_cache_dtype,
+        str(d.tensor_parallel),
+        str(d.pipeline_parallel),
+        str(d.data_parallel),
+        format_duration(p["ttft_ms"].value / 1e3),
+        format_duration(p["tpot_ms"].value / 1e3),
+        format_duration(p["e2e_ms"].value / 1e3),
+        f"{p['throughput_tokens_per_s'].value:.0f}",
+    ]
 
 
 def _print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -235,11 +274,14 @@ def show_estimate(e: Estimate, *, json: bool) -> None:
         return
     say(f"  {machines(e.deployment)}")
     say(f"  {configuration(e.deployment)}")
-    say(f"  {money(e.deployment, e.cost.usd_per_hour, e.cost.usd_per_million_output_tokens)}")
+    say(f"  {money(e.deployment, e.cost)}")
     if not e.fits:
-        say(f"DOES NOT FIT: needs {e.required_gib:.2f} GiB per GPU, {e.capacity_gib:.2f} GiB may be used. The times below assume that it did.")
-    _block("Predicted at the planned load (80% interval):", predictions(e.predicted), bullets=False)
-    _block("Memory per GPU:", memory_lines(e.memory), bullets=False)
+        say(
+            f"DOES NOT FIT: needs {e.required_gib:.2f} GiB per GPU, {e.capacity_gib:.2f} GiB may be used. The times below assume that it did."
+        )
+    trains = e.deployment.train is not None
+    _block("Predicted (80% interval):", predictions(e.predicted), bullets=False)
+    _block("Memory per GPU:", training.memory_lines(e.memory) if trains else memory_lines(e.memory), bullets=False)
     _block("Assumed:", e.assumptions)
     _block("Beware:", e.warnings)
 
@@ -251,6 +293,9 @@ def show_memory(r: MemoryReport, *, json: bool) -> None:
         return
     say(r.title)
     _print_table(["part", "GiB per GPU"], [[name, f"{gib:.2f}"] for name, gib in r.parts])
-    say(("FITS" if r.fits else "DOES NOT FIT") + f": {r.required_gib:.2f} GiB needed, {r.capacity_gib:.2f} GiB may be used of {r.usable_gib:.2f} GiB.")
+    say(
+        ("FITS" if r.fits else "DOES NOT FIT")
+        + f": {r.required_gib:.2f} GiB needed, {r.capacity_gib:.2f} GiB may be used of {r.usable_gib:.2f} GiB."
+    )
     for line in r.notes:
         say(wrapped(line))

@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from planner.clock import today
 from planner.engines.records import EngineSpec
 from planner.estimate.cost.serving import usd_per_million_output_tokens
+from planner.estimate.intervals import interval
 from planner.estimate.operating_point import take
-from planner.estimate.uncertainty import interval
 from planner.hardware.records import Catalog, Offer
 from planner.models.spec import ModelSpec
 from planner.plan import Cost, Deployment, MemoryUse, ModelSummary, OfferChoice, Provenance, Range, ServeSettings
@@ -161,7 +162,7 @@ def provenance(catalog: Catalog, offers: tuple[OfferChoice, ...]) -> Provenance:
     dates = [dt.date.fromisoformat(o.observed_at) for o in offers if o.tier != "owned"]
     newest = catalog.newest_price
     oldest = min(dates) if dates else None
-    age = None if oldest is None else (dt.date.today() - oldest).days
+    age = None if oldest is None else (today() - oldest).days
     return Provenance(version(), newest.isoformat() if newest else None, age)
 
 

@@ -31,7 +31,9 @@ class Choice:
     note: str
 
 
-def compare_serving(request: ServeRequest, model: ModelSpec, catalog: Catalog, *, near_misses: bool = False) -> list[Choice]:
+def compare_serving(
+    request: ServeRequest, model: ModelSpec, catalog: Catalog, *, near_misses: bool = False
+) -> list[Choice]:
     """One choice per instance type (its cheapest region of the request's tiers), best first by the goal.
 
     near_misses: also types that break exactly one limit, after the others.
@@ -45,7 +47,9 @@ def compare_serving(request: ServeRequest, model: ModelSpec, catalog: Catalog, *
         rows = np.flatnonzero(study.problem.rows.hardware == hardware)
         if not len(rows):
             continue
-        problem = replace(study.problem, rows=study.problem.rows.take(rows), offers=tuple(study.problem.offers[o] for o in offers))
+        problem = replace(
+            study.problem, rows=study.problem.rows.take(rows), offers=tuple(study.problem.offers[o] for o in offers)
+        )
         ranking = rank(problem)
         order = ranking.order((ranking.broken_count == 0) & (ranking.cost < UNBOUNDED))
         fits = bool(len(order))
@@ -57,7 +61,9 @@ def compare_serving(request: ServeRequest, model: ModelSpec, catalog: Catalog, *
     return [choice for _, choice in sorted(found, key=lambda pair: pair[0])]
 
 
-def _choice(study: Study, problem: Problem, ranking: Ranking, at: int, row: int, offers: list[int], names: tuple[str, str]) -> Choice:
+def _choice(
+    study: Study, problem: Problem, ranking: Ranking, at: int, row: int, offers: list[int], names: tuple[str, str]
+) -> Choice:
     taken = {offers[o]: n for o, n in machines_of(problem, ranking, at).items()}
     replicas = int(ranking.replicas[at])
     fits = bool(ranking.broken_count[at] == 0)

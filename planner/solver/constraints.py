@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from planner.solver.problem import UNBOUNDED, LimitName, OfferColumn, Problem, excess
+from planner.solver.problem import ROW_LIMITS, UNBOUNDED, LimitName, OfferColumn, Problem, excess
 
 
 @dataclass
@@ -39,20 +39,26 @@ class Programme:
         self.named.append(name)
 
 
+def hourly_budget(problem: Problem, enforced: frozenset[LimitName]) -> int | None:
+    """The least of the hourly budgets that are enforced, in micro-USD; None when there is none."""
+    names: list[LimitName] = ["budget_per_hour"] if problem.rows.run_cost is not None else ["budget", "budget_per_hour"]
+    found = [problem.limits[n] for n in names if n in enforced and n in problem.limits]
+    return min(found) if found else None
+
+
 def most_machines(problem: Problem, hardware: int, enforced: frozenset[LimitName]) -> int:
     """The most machines of a class that quotas, budget and max_gpus allow in any one place (cheapest offers first).
 
     A valid bound for every answer: an answer stands in one place, and taking cheaper machines first never allows fewer.
     """
-    limits = problem.limits
     places: dict[int, list[OfferColumn]] = defaultdict(list)
     for offer in problem.offers:
         if offer.hardware == hardware:
             places[offer.place].append(offer)
     best = 0
     for offers in places.values():
-        money = limits.budget_micro_usd_per_hour if "budget" in enforced else None
-        gpus = limits.max_gpus if "max_gpus" in enforced else None
+        money = hourly_budget(problem, enforced)
+        gpus = problem.limits.get("max_gpus") if "max_gpus" in enforced else None
         count = 0
         for offer in sorted(offers, key=lambda o: o.micro_usd_per_hour):
             take = UNBOUNDED if offer.limit is None or "quota" not in enforced else offer.limit
@@ -72,7 +78,13 @@ def replica_ceilings(problem: Problem, enforced: frozenset[LimitName]) -> list[i
     rows = problem.rows
     ceiling = {int(h): most_machines(problem, int(h), enforced) for h in set(rows.hardware.tolist())}
     found = []
-    for h, low, high, per, nodes in zip(*(c.tolist() for c in (rows.hardware, rows.replicas, rows.replicas_max, rows.replicas_per_node, rows.nodes_per_replica)), strict=True):
+    for h, low, high, per, nodes in zip(
+        *(
+            c.tolist()
+            for c in (rows.hardware, rows.replicas, rows.replicas_max, rows.replicas_per_node, rows.nodes_per_replica)
+        ),
+        strict=True,
+    ):
         room = ceiling[h] * per if per >= 1 else ceiling[h] // nodes
         found.append(min(high, room) if low != high else high)
         if room < low:
@@ -92,7 +104,9 @@ def define_variables(problem: Problem, enforced: frozenset[LimitName]) -> Progra
     for h, m in zip(rows.hardware.tolist(), rows.machines(np.array(ceilings, dtype=np.int64)).tolist(), strict=True):
         needed[h] = max(needed[h], m)
     replicas = []
-    for r, (low, high, cut) in enumerate(zip(rows.replicas.tolist(), rows.replicas_max.tolist(), ceilings, strict=True)):
+    for r, (low, high, cut) in enumerate(
+        zip(rows.replicas.tolist(), rows.replicas_max.tolist(), ceilings, strict=True)
+    ):
         replicas.append(low * x[r] if low == high else model.new_int_var(0, cut, f"R{r}"))
     machines, bounds = [], []
     for o, offer in enumerate(problem.offers):
@@ -156,34 +170,45 @@ def _row_metric(p: Programme, values: list[int]) -> Any:
 
 
 def limit_row(p: Programme, name: LimitName) -> None:
-    """sum_r excess_{name,r} x_r <= 0: the chosen row breaks the limit `name` by nothing (VRAM, TTFT, TPOT, E2E, accuracy)."""
+    """sum_r excess_{name,r} x_r <= 0: the chosen row breaks the limit `name` by nothing.
+
+    Families: VRAM, host RAM, TTFT, TPOT, E2E, step time, deadline, accuracy loss.
+    """
     over = excess(p.problem.rows, p.problem.limits)[name].tolist()
     if any(over):
         p.add(_row_metric(p, over) <= 0, name)
 
 
 def limit_budget(p: Programme) -> None:
-    """sum_o price_o n_o <= budget."""
-    budget = p.problem.limits.budget_micro_usd_per_hour
-    if budget is not None:
-        p.add(total_cost(p) <= budget, "budget")
+    """cost <= budget: hourly for serving, of the whole run for training."""
+    p.add(total_cost(p) <= p.problem.limits["budget"], "budget")
+
+
+def limit_rate(p: Programme) -> None:
+    """sum_o price_o n_o <= budget_per_hour."""
+    p.add(hourly_cost(p) <= p.problem.limits["budget_per_hour"], "budget_per_hour")
 
 
 def limit_gpus(p: Programme) -> None:
     """sum_o gpus_o n_o <= max_gpus: GPUs of all machines taken, used or not."""
-    if p.problem.limits.max_gpus is not None:
-        p.add(total_gpus(p) <= p.problem.limits.max_gpus, "max_gpus")
+    p.add(total_gpus(p) <= p.problem.limits["max_gpus"], "max_gpus")
 
 
 def limit_throughput(p: Programme) -> None:
     """sum_r tokens_r R_r >= min_throughput."""
-    if p.problem.limits.min_tokens_milli_per_s is not None:
-        p.add(total_tokens(p) >= p.problem.limits.min_tokens_milli_per_s, "min_throughput")
+    p.add(total_tokens(p) >= p.problem.limits["min_throughput"], "min_throughput")
+
+
+def hourly_cost(p: Programme) -> Any:
+    """Micro-USD per hour of all machines."""
+    return sum(offer.micro_usd_per_hour * n for offer, n in zip(p.problem.offers, p.machines, strict=True))
 
 
 def total_cost(p: Programme) -> Any:
-    """Micro-USD per hour of all machines."""
-    return sum(offer.micro_usd_per_hour * n for offer, n in zip(p.problem.offers, p.machines, strict=True))
+    """What `cheapest` minimises: micro-USD of the run of the chosen row where rows have one, else per hour."""
+    if p.problem.rows.run_cost is not None:
+        return _row_metric(p, p.problem.rows.run_cost.tolist())
+    return hourly_cost(p)
 
 
 def total_gpus(p: Programme) -> Any:
@@ -196,27 +221,32 @@ def total_tokens(p: Programme) -> Any:
     return sum(t * r for t, r in zip(p.problem.rows.tokens_milli_per_s.tolist(), p.replicas, strict=True))
 
 
-def latency(p: Programme) -> Any:
-    """E2E of the chosen row in microseconds."""
-    return _row_metric(p, p.problem.rows.e2e_us.tolist())
+def duration(p: Programme) -> Any:
+    """Duration of the chosen row in microseconds (E2E, or the run)."""
+    return _row_metric(p, p.problem.rows.duration_us.tolist())
 
 
-def latency_step(p: Programme) -> Any:
-    """E2E of the chosen row in steps of TIE_PERCENT."""
-    return _row_metric(p, p.problem.rows.latency_bucket.tolist())
+def duration_step(p: Programme) -> Any:
+    """Duration of the chosen row in steps of TIE_PERCENT."""
+    return _row_metric(p, p.problem.rows.duration_bucket.tolist())
 
 
 def tighten_throughput(p: Programme) -> None:
     """sum_r tokens_r R_r <= sum_r tokens_r ceiling_r x_r: implied, and gives the search its bound."""
     tokens = p.problem.rows.tokens_milli_per_s.tolist()
     if p.problem.goal == "throughput":
-        p.add(total_tokens(p) <= _row_metric(p, [t * c for t, c in zip(tokens, p.ceilings, strict=True)]), "throughput_ceiling")
+        p.add(
+            total_tokens(p) <= _row_metric(p, [t * c for t, c in zip(tokens, p.ceilings, strict=True)]),
+            "throughput_ceiling",
+        )
 
 
 def fix_throughput(p: Programme, value: int) -> None:
     """x_r = 0 for rows that cannot give exactly `value` milli-tokens/s: implied once throughput is fixed at its optimum."""
     rows = p.problem.rows
-    for x, tokens, low, high in zip(p.x, rows.tokens_milli_per_s.tolist(), rows.replicas.tolist(), p.ceilings, strict=True):
+    for x, tokens, low, high in zip(
+        p.x, rows.tokens_milli_per_s.tolist(), rows.replicas.tolist(), p.ceilings, strict=True
+    ):
         if tokens <= 0 or value % tokens or not low <= value // tokens <= high:
             p.model.add(x == 0)
 
@@ -229,15 +259,17 @@ def build(problem: Problem, enforced: frozenset[LimitName]) -> Programme:
     enough_machines(p)
     one_place(p)
     tighten_throughput(p)
-    for name in ("vram", "ttft", "tpot", "e2e", "max_accuracy_loss"):
-        if name in enforced:
-            limit_row(p, name)  # type: ignore[arg-type]
-    if "budget" in enforced:
-        limit_budget(p)
-    if "max_gpus" in enforced:
-        limit_gpus(p)
-    if "min_throughput" in enforced:
-        limit_throughput(p)
+    families = {
+        "budget": limit_budget,
+        "budget_per_hour": limit_rate,
+        "max_gpus": limit_gpus,
+        "min_throughput": limit_throughput,
+    }
+    for name in problem.limits:
+        if name not in enforced:
+            continue
+        if name in ROW_LIMITS:
+            limit_row(p, name)
+        else:
+            families[name](p)
     return p
-
-

@@ -6,15 +6,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.solver.constraints import Programme, total_cost, total_gpus, total_tokens
-from planner.solver.problem import ALL_LIMITS, IntArray, LimitName, Problem, excess
+from planner.solver.constraints import Programme, hourly_cost, total_cost, total_gpus, total_tokens
+from planner.solver.problem import ALL_LIMITS, ROW_LIMITS, IntArray, LimitName, Problem, excess
 from planner.solver.ranking import Ranking
 from planner.solver.search import Answer, Objective, solve_problem
 
 
 def feasible_without(problem: Problem, without: frozenset[LimitName], time_limit_s: float) -> bool:
     """True when an answer exists once the limits in `without` are dropped."""
-    answer = solve_problem(problem, enforced=frozenset(ALL_LIMITS) - without, objectives=(("min", total_gpus),), time_limit_s=time_limit_s)
+    answer = solve_problem(
+        problem, enforced=frozenset(ALL_LIMITS) - without, objectives=(("min", total_gpus),), time_limit_s=time_limit_s
+    )
     return answer.row is not None
 
 
@@ -25,8 +27,8 @@ def clashing_limits(problem: Problem, time_limit_s: float = 10.0) -> tuple[Limit
     """
     if not feasible_without(problem, frozenset(ALL_LIMITS), time_limit_s):
         return ()
-    core = list(ALL_LIMITS)
-    for name in ALL_LIMITS:
+    core: list[LimitName] = [n for n in ALL_LIMITS if n in problem.limits or n == "quota"]
+    for name in tuple(core):
         rest = [n for n in core if n != name]
         if not feasible_without(problem, frozenset(ALL_LIMITS) - frozenset(rest), time_limit_s):
             core = rest
@@ -56,16 +58,22 @@ def _over_quota(p: Programme) -> object:
 def smallest_relaxation(problem: Problem, name: LimitName, time_limit_s: float = 10.0) -> Answer | None:
     """The answer that breaks only `name`, by as little as possible; None when dropping it alone does not help."""
     objective: Objective
-    if name in ("vram", "ttft", "tpot", "e2e", "max_accuracy_loss"):
+    if name in ROW_LIMITS:
         objective = _row_excess(name)
     else:
         objective = {
             "budget": ("min", total_cost),
+            "budget_per_hour": ("min", hourly_cost),
             "max_gpus": ("min", total_gpus),
             "quota": ("min", _over_quota),
             "min_throughput": ("max", total_tokens),
         }[name]  # type: ignore[assignment]
-    answer = solve_problem(problem, enforced=frozenset(ALL_LIMITS) - {name}, objectives=(objective, ("min", total_cost)), time_limit_s=time_limit_s)
+    answer = solve_problem(
+        problem,
+        enforced=frozenset(ALL_LIMITS) - {name},
+        objectives=(objective, ("min", total_cost)),
+        time_limit_s=time_limit_s,
+    )
     return answer if answer.row is not None else None
 
 
@@ -86,7 +94,7 @@ def binding_limits(problem: Problem, ranking: Ranking, winner_key: IntArray) -> 
     count = ranking.broken_count
     better = ranking.key[:, 0] < winner_key[0]
     found = []
-    for name in ALL_LIMITS:
+    for name in ranking.broken:
         rows = ranking.order(better & (count == 1) & (ranking.broken[name] > 0))
         if len(rows):
             found.append(Binding(name, int(rows[0])))
@@ -96,4 +104,8 @@ def binding_limits(problem: Problem, ranking: Ranking, winner_key: IntArray) -> 
 def nearest_misses(ranking: Ranking) -> dict[LimitName, int]:
     """How many rows each limit alone rules out (rows that break nothing else)."""
     count = ranking.broken_count
-    return {name: int(np.sum((count == 1) & (over > 0))) for name, over in ranking.broken.items() if np.any((count == 1) & (over > 0))}
+    return {
+        name: int(np.sum((count == 1) & (over > 0)))
+        for name, over in ranking.broken.items()
+        if np.any((count == 1) & (over > 0))
+    }

@@ -24,7 +24,9 @@ def highest_load(request: ServeRequest, model: ModelSpec, catalog: Catalog) -> f
 
     def feasible(load: float) -> bool:
         workload = (
-            Workload(w.input_tokens, w.output_tokens, None, int(load)) if w.concurrency is not None else Workload(w.input_tokens, w.output_tokens, load, None)
+            Workload(w.input_tokens, w.output_tokens, None, int(load))
+            if w.concurrency is not None
+            else Workload(w.input_tokens, w.output_tokens, load, None)
         )
         study = make_study(replace(request, workload=workload), model, catalog)
         return bool(len(study.problem.rows)) and bool((rank(study.problem).broken_count == 0).any())

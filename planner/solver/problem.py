@@ -6,6 +6,7 @@ milli-tokens per second. Needs are rounded up, capacities down, so that a plan n
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Literal
 
@@ -16,9 +17,21 @@ from planner.request import Goal
 
 IntArray = NDArray[np.int64]
 
-LimitName = Literal["vram", "ttft", "tpot", "e2e", "max_accuracy_loss", "budget", "max_gpus", "quota", "min_throughput"]
-ROW_LIMITS: tuple[LimitName, ...] = ("vram", "ttft", "tpot", "e2e", "max_accuracy_loss")
-GLOBAL_LIMITS: tuple[LimitName, ...] = ("budget", "max_gpus", "quota", "min_throughput")
+LimitName = Literal[
+    "vram", "host_ram", "ttft", "tpot", "e2e", "step_time", "deadline", "max_accuracy_loss",
+    "budget", "budget_per_hour", "max_gpus", "quota", "min_throughput",
+]  # fmt: skip
+ROW_LIMITS: tuple[LimitName, ...] = (
+    "vram",
+    "host_ram",
+    "ttft",
+    "tpot",
+    "e2e",
+    "step_time",
+    "deadline",
+    "max_accuracy_loss",
+)
+GLOBAL_LIMITS: tuple[LimitName, ...] = ("budget", "budget_per_hour", "max_gpus", "quota", "min_throughput")
 ALL_LIMITS: tuple[LimitName, ...] = ROW_LIMITS + GLOBAL_LIMITS
 
 UNBOUNDED = 10**12
@@ -30,8 +43,10 @@ class Rows:
     """One configuration per row (equal-length integer arrays).
 
     hardware: index of its class. replicas .. replicas_max: allowed replicas (equal when fixed). replicas_per_node >= 1
-    when replicas share a machine, else nodes_per_replica > 1 machines make one replica. latency_bucket: E2E in steps of
-    TIE_PERCENT, so that differences below the model's error are ties.
+    when replicas share a machine, else nodes_per_replica machines make one replica. duration_us: what `fastest`
+    minimises (E2E of a request, or the whole run); duration_bucket: the same in steps of TIE_PERCENT, so that
+    differences below the model's error are ties. metrics: what a row needs of each row limit. run_cost: micro-USD of
+    the whole run, when cost is not an hourly rate (training); such rows have hardware of a single offer.
     """
 
     hardware: IntArray
@@ -40,21 +55,23 @@ class Rows:
     replicas_per_node: IntArray
     nodes_per_replica: IntArray
     gpus_per_replica: IntArray
-    required_kib: IntArray
-    capacity_kib: IntArray
-    ttft_us: IntArray
-    tpot_us: IntArray
-    e2e_us: IntArray
-    latency_bucket: IntArray
-    accuracy_loss_ppm: IntArray
+    duration_us: IntArray
+    duration_bucket: IntArray
     tokens_milli_per_s: IntArray
+    metrics: Mapping[LimitName, IntArray]
+    run_cost: IntArray | None = None
 
     def __len__(self) -> int:
         return len(self.hardware)
 
     def take(self, index: NDArray[np.int64] | NDArray[np.bool_]) -> Rows:
         """The rows at the given positions."""
-        return Rows(**{f.name: getattr(self, f.name)[index] for f in fields(self)})
+        arrays = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("metrics", "run_cost")}
+        return Rows(
+            **{name: values[index] for name, values in arrays.items()},
+            metrics={name: values[index] for name, values in self.metrics.items()},
+            run_cost=None if self.run_cost is None else self.run_cost[index],
+        )
 
     def machines(self, replicas: IntArray | None = None) -> IntArray:
         """Machines needed for so many replicas of each row (default: its own fewest)."""
@@ -75,50 +92,31 @@ class OfferColumn:
 
 
 @dataclass(frozen=True)
-class LimitValues:
-    """The limits in the units of Rows; None = no limit. VRAM and quotas are always there: they are facts."""
-
-    ttft_us: int | None = None
-    tpot_us: int | None = None
-    e2e_us: int | None = None
-    accuracy_loss_ppm: int | None = None
-    budget_micro_usd_per_hour: int | None = None
-    max_gpus: int | None = None
-    min_tokens_milli_per_s: int | None = None
-
-
-@dataclass(frozen=True)
 class Problem:
-    """Rows, offers, limits and the goal."""
+    """Rows, offers, the goal, and the limits in the units of the metrics (a limit that is absent does not exist).
+
+    vram and host_ram are metrics of what is missing, so their limit is 0. budget: micro-USD (per hour, or of the run
+    when rows have run_cost); budget_per_hour: micro-USD; min_throughput: milli-tokens per second.
+    """
 
     goal: Goal
     rows: Rows
     offers: tuple[OfferColumn, ...]
-    limits: LimitValues
+    limits: Mapping[LimitName, int]
 
     def with_rows(self, rows: Rows) -> Problem:
         """The same problem over other rows."""
         return replace(self, rows=rows)
 
 
-def excess(rows: Rows, limits: LimitValues) -> dict[LimitName, IntArray]:
-    """By how much each row breaks each row limit (0 = keeps it)."""
-
-    def over(value: IntArray, limit: int | None) -> IntArray:
-        return np.zeros(len(rows), dtype=np.int64) if limit is None else np.maximum(value - limit, 0)
-
-    return {
-        "vram": np.maximum(rows.required_kib - rows.capacity_kib, 0),
-        "ttft": over(rows.ttft_us, limits.ttft_us),
-        "tpot": over(rows.tpot_us, limits.tpot_us),
-        "e2e": over(rows.e2e_us, limits.e2e_us),
-        "max_accuracy_loss": over(rows.accuracy_loss_ppm, limits.accuracy_loss_ppm),
-    }
+def excess(rows: Rows, limits: Mapping[LimitName, int]) -> dict[LimitName, IntArray]:
+    """By how much each row breaks each row limit that exists (0 = keeps it)."""
+    return {name: np.maximum(rows.metrics[name] - limits[name], 0) for name in ROW_LIMITS if name in limits}
 
 
-def latency_bucket(e2e_us: IntArray) -> IntArray:
-    """E2E in logarithmic steps of TIE_PERCENT."""
-    return np.floor(np.log(np.maximum(e2e_us, 1)) / np.log1p(TIE_PERCENT / 100)).astype(np.int64)
+def duration_bucket(duration_us: IntArray) -> IntArray:
+    """A duration in logarithmic steps of TIE_PERCENT."""
+    return np.asarray(np.floor(np.log(np.maximum(duration_us, 1)) / np.log1p(TIE_PERCENT / 100)), dtype=np.int64)
 
 
 def prune_dominated(problem: Problem) -> tuple[IntArray, int]:
@@ -128,12 +126,18 @@ def prune_dominated(problem: Problem) -> tuple[IntArray, int]:
     and gives no fewer tokens/s, with the same freedom in replicas. Equal rows keep the first.
     """
     rows = problem.rows
-    metrics = [rows.machines(), rows.gpus_per_replica * rows.replicas, rows.e2e_us, -rows.tokens_milli_per_s * np.maximum(rows.replicas, 1)]
-    metrics += list(excess(rows, problem.limits).values())
+    metrics = [
+        rows.machines(),
+        rows.gpus_per_replica * rows.replicas,
+        rows.duration_us,
+        *excess(rows, problem.limits).values(),
+    ]
+    if rows.run_cost is not None:
+        metrics.append(rows.run_cost)
+    if problem.goal == "throughput" or "min_throughput" in problem.limits:
+        metrics.append(-rows.tokens_milli_per_s * np.maximum(rows.replicas, 1))
     if problem.goal == "throughput":
         metrics += [-rows.replicas_per_node, rows.nodes_per_replica, -rows.replicas_max]
-    elif problem.limits.min_tokens_milli_per_s is None:
-        metrics.pop(3)
     table = np.stack(metrics, axis=1)
     kept: list[IntArray] = []
     for hardware in np.unique(rows.hardware):

@@ -14,12 +14,14 @@ from numpy.typing import NDArray
 
 from planner.solver.problem import ALL_LIMITS, UNBOUNDED, IntArray, LimitName, OfferColumn, Problem, excess
 
+VRAM_SCALE_KIB = 80 * 2**20
+
 
 @dataclass(frozen=True)
 class Ranking:
     """Per row of the problem, at its best number of replicas.
 
-    machines, cost (micro-USD per hour), place: of the cheapest place that can supply the machines (cost UNBOUNDED when
+    machines, cost (what `cheapest` minimises, micro-USD), place: of the cheapest place that can supply the machines (cost UNBOUNDED when
     none can, ignoring budget). broken: by how much each limit is broken. key: lexicographic goal, lower is better.
     """
 
@@ -33,23 +35,19 @@ class Ranking:
     @property
     def broken_count(self) -> IntArray:
         """How many limits each row breaks."""
-        return np.sum([v > 0 for v in self.broken.values()], axis=0).astype(np.int64)
+        return np.asarray(np.sum([v > 0 for v in self.broken.values()], axis=0), dtype=np.int64)
 
     def shortfall(self, problem: Problem) -> NDArray[np.float64]:
         """By how much a row breaks its limits, as a share of them, summed: 0.2 is a limit missed by 20%."""
-        limits, rows = problem.limits, problem.rows
-        allowed: dict[LimitName, IntArray | int | None] = {
-            "vram": rows.capacity_kib,
-            "ttft": limits.ttft_us,
-            "tpot": limits.tpot_us,
-            "e2e": limits.e2e_us,
-            "max_accuracy_loss": limits.accuracy_loss_ppm,
-            "budget": limits.budget_micro_usd_per_hour,
-            "max_gpus": limits.max_gpus,
-            "quota": self.machines,
-            "min_throughput": limits.min_tokens_milli_per_s,
-        }
-        shares = [over / np.maximum(1, allowed[name] or 1 if not isinstance(allowed[name], np.ndarray) else allowed[name]) for name, over in self.broken.items()]
+        rows, limits = problem.rows, problem.limits
+        shares = []
+        for name, over in self.broken.items():
+            allowed: IntArray | int = limits.get(name, 0)
+            if name == "quota":
+                allowed = self.machines
+            elif name in ("vram", "host_ram"):
+                allowed = rows.metrics[name] - rows.metrics[name] + VRAM_SCALE_KIB
+            shares.append(over / np.maximum(1, allowed))
         return np.asarray(np.sum(shares, axis=0), dtype=np.float64)
 
     def order(self, allowed: NDArray[np.bool_]) -> IntArray:
@@ -97,12 +95,19 @@ def rank(problem: Problem) -> Ranking:
     cost, place, missing = _supply(problem, machines)
     gpus_of = {offer.hardware: offer.gpus for offer in problem.offers}
     gpus = machines * np.array([gpus_of.get(int(h), 0) for h in rows.hardware], dtype=np.int64)
-    zero = np.zeros(len(rows), dtype=np.int64)
     broken = dict(excess(rows, limits))
-    broken["budget"] = zero if limits.budget_micro_usd_per_hour is None else np.maximum(cost - limits.budget_micro_usd_per_hour, 0)
-    broken["max_gpus"] = zero if limits.max_gpus is None else np.maximum(gpus - limits.max_gpus, 0)
-    broken["quota"] = missing
+    total: IntArray = cost if rows.run_cost is None else np.where(cost >= UNBOUNDED, UNBOUNDED, rows.run_cost)
     tokens = rows.tokens_milli_per_s * replicas
-    broken["min_throughput"] = zero if limits.min_tokens_milli_per_s is None else np.maximum(limits.min_tokens_milli_per_s - tokens, 0)
-    first: list[IntArray] = {"cheapest": [cost], "fastest": [rows.latency_bucket, cost], "throughput": [-tokens, cost]}[problem.goal]
-    return Ranking(replicas, machines, cost, place, broken, np.stack([*first, rows.e2e_us, gpus], axis=1))
+    taken: dict[LimitName, IntArray] = {"budget": total, "budget_per_hour": cost, "max_gpus": gpus}
+    for name, amount in taken.items():
+        if name in limits:
+            broken[name] = np.maximum(amount - limits[name], 0)
+    broken["quota"] = missing
+    if "min_throughput" in limits:
+        broken["min_throughput"] = np.maximum(limits["min_throughput"] - tokens, 0)
+    first: list[IntArray] = {
+        "cheapest": [total],
+        "fastest": [rows.duration_bucket, total],
+        "throughput": [-tokens, total],
+    }[problem.goal]
+    return Ranking(replicas, machines, total, place, broken, np.stack([*first, rows.duration_us, gpus], axis=1))

@@ -8,26 +8,26 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from planner.errors import PlannerError
-from planner.solver.constraints import Programme, build, fix_throughput, latency, latency_step, total_cost, total_gpus, total_tokens
+from planner.solver.constraints import (
+    Programme,
+    build,
+    duration,
+    duration_step,
+    fix_throughput,
+    total_cost,
+    total_gpus,
+    total_tokens,
+)
 from planner.solver.problem import ALL_LIMITS, LimitName, Problem
 
 Expression = Callable[[Programme], Any]
 Objective = tuple[Literal["min", "max"], Expression]
 
 
-def _latency_then_gpus(p: Programme) -> Any:
-    """E2E first, GPUs second, in one number (GPUs stay below 2**20)."""
-    return latency(p) * 2**20 + total_gpus(p)
-
-
-def _cost_alone(p: Programme) -> Any:
-    return total_cost(p)
-
-
 OBJECTIVES: dict[str, tuple[Objective, ...]] = {
-    "cheapest": (("min", total_cost), ("min", _latency_then_gpus)),
-    "fastest": (("min", latency_step), ("min", _cost_alone), ("min", _latency_then_gpus)),
-    "throughput": (("max", total_tokens), ("min", _cost_alone), ("min", _latency_then_gpus)),
+    "cheapest": (("min", total_cost), ("min", duration), ("min", total_gpus)),
+    "fastest": (("min", duration_step), ("min", total_cost), ("min", duration), ("min", total_gpus)),
+    "throughput": (("max", total_tokens), ("min", total_cost), ("min", duration), ("min", total_gpus)),
 }
 
 
@@ -88,7 +88,9 @@ def solve_problem(
         code = solver.solve(p.model)
         if code not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             if code == cp_model.MODEL_INVALID:
-                raise PlannerError("the solver refused the model", p.model.validate(), "Please report this with your command.")
+                raise PlannerError(
+                    "the solver refused the model", p.model.validate()[:160], "Please report this with your command."
+                )
             if i == 0:
                 status = "INFEASIBLE" if code == cp_model.INFEASIBLE else "UNKNOWN"
             break
@@ -108,7 +110,16 @@ def solve_problem(
     row, replicas, machines = answer if answer is not None else (None, 0, {})
     proto = p.model.proto
     return Answer(
-        status, row, replicas, machines, objective, bound, time.perf_counter() - start, len(proto.variables), p.constraints, tuple(p.named)
+        status,
+        row,
+        replicas,
+        machines,
+        objective,
+        bound,
+        time.perf_counter() - start,
+        len(proto.variables),
+        p.constraints,
+        tuple(p.named),
     )
 
 

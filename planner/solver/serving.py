@@ -54,20 +54,23 @@ def solve_serving(request: ServeRequest, model: ModelSpec, catalog: Catalog) -> 
     )
 
 
-def pruned(study: Study) -> tuple[Problem, np.ndarray, int]:  # type: ignore[type-arg]
+def pruned(study: Study) -> tuple[Problem, np.ndarray, int]:
     """The problem without dominated rows and without offers of classes that have no row left; positions kept; rows dropped."""
     keep, dropped = prune_dominated(study.problem)
     rows = study.problem.rows.take(keep)
     alive = {int(h) for h in np.unique(rows.hardware)}
-    offers = tuple(o if o.hardware in alive else OfferColumn(o.hardware, o.place, o.micro_usd_per_hour, o.gpus, 0) for o in study.problem.offers)
+    offers = tuple(
+        o if o.hardware in alive else OfferColumn(o.hardware, o.place, o.micro_usd_per_hour, o.gpus, 0)
+        for o in study.problem.offers
+    )
     return replace(study.problem, rows=rows, offers=offers), keep, dropped
 
 
-def _key(problem: Problem, row: int, answer: Answer) -> np.ndarray:  # type: ignore[type-arg]
+def _key(problem: Problem, row: int, answer: Answer) -> np.ndarray:
     rows = problem.rows
     cost = sum(problem.offers[o].micro_usd_per_hour * n for o, n in answer.machines.items())
     tokens = int(rows.tokens_milli_per_s[row]) * answer.replicas
-    first = {"cheapest": cost, "fastest": int(rows.latency_bucket[row]), "throughput": -tokens}[problem.goal]
+    first = {"cheapest": cost, "fastest": int(rows.duration_bucket[row]), "throughput": -tokens}[problem.goal]
     return np.array([first], dtype=np.int64)
 
 
@@ -89,7 +92,11 @@ def _report(study: Study, answer: Answer, dropped: int, start: float) -> SolverR
 def machines_of(problem: Problem, ranking: Ranking, row: int) -> dict[int, int]:
     """The cheapest way to take the machines of a ranked row in its place: count by offer position."""
     left, taken = int(ranking.machines[row]), {}
-    offers = [(o, c) for o, c in enumerate(problem.offers) if c.hardware == problem.rows.hardware[row] and c.place == ranking.place[row]]
+    offers = [
+        (o, c)
+        for o, c in enumerate(problem.offers)
+        if c.hardware == problem.rows.hardware[row] and c.place == ranking.place[row]
+    ]
     for o, column in sorted(offers, key=lambda pair: pair[1].micro_usd_per_hour):
         n = left if column.limit is None else min(left, column.limit)
         if n:
@@ -115,12 +122,15 @@ def alternatives(study: Study, ranking: Ranking, winner: int) -> tuple[Alternati
     place_provider = {c.place: str(provider[o]) for o, c in enumerate(problem.offers)}
     where = np.array([place_provider.get(int(p), "-") for p in ranking.place])
     kinds = [
-        ("cheaper, but just breaks a limit" if problem.goal == "cheapest" else "better, but just breaks a limit", nearest),
+        (
+            "cheaper, but just breaks a limit" if problem.goal == "cheapest" else "better, but just breaks a limit",
+            nearest,
+        ),
         ("other hardware", feasible & (gpu != gpu[winner])),
         ("other precision", feasible & (precision != precision[winner])),
         ("other provider", feasible & (where != where[winner])),
         ("other engine", feasible & (engine_of != engine_of[winner])),
-        ("lower latency", feasible & (problem.rows.e2e_us < 0.8 * problem.rows.e2e_us[winner])),
+        ("lower latency", feasible & (problem.rows.duration_us < 0.8 * problem.rows.duration_us[winner])),
     ]
     found: list[Alternative] = []
     seen: set[tuple[object, ...]] = set()
@@ -132,13 +142,23 @@ def alternatives(study: Study, ranking: Ranking, winner: int) -> tuple[Alternati
         taken = machines_of(problem, ranking, row)
         replicas = int(ranking.replicas[row])
         deployed = assemble.deployment(study, row, replicas, taken)
-        mark = (deployed.engine, deployed.precision, deployed.tensor_parallel, deployed.pipeline_parallel, deployed.offers)
+        mark = (
+            deployed.engine,
+            deployed.precision,
+            deployed.tensor_parallel,
+            deployed.pipeline_parallel,
+            deployed.offers,
+        )
         if mark in seen:
             continue
         seen.add(mark)
         found.append(
             Alternative(
-                kind, deployed, assemble.predicted(study, row, replicas), assemble.cost(study, row, replicas, taken), words.why_not(study, ranking, row, winner)
+                kind,
+                deployed,
+                assemble.predicted(study, row, replicas),
+                assemble.cost(study, row, replicas, taken),
+                words.why_not(study, ranking, row, winner),
             )
         )
     return tuple(found)

@@ -18,8 +18,6 @@ from planner.solver.serving import WIDE, machines_of
 from planner.solver.study import Study, make_study, memory_pairs
 from planner.units import GIB
 
-GIB_KIB = 2**20
-
 
 @dataclass(frozen=True)
 class Estimate:
@@ -56,18 +54,18 @@ def estimate_serving(request: ServeRequest, model: ModelSpec, catalog: Catalog) 
     fitting = ranking.broken_count == 0
     order = ranking.order(fitting & plain)
     if not len(order):
-        missing = study.problem.rows.required_kib - study.problem.rows.capacity_kib
+        missing = study.problem.rows.metrics["vram"]
         order = np.flatnonzero(plain)[np.argsort(missing[plain], kind="stable")]
     row = int(order[0])
     taken, replicas = machines_of(study.problem, ranking, row), int(ranking.replicas[row])
     deployed = assemble.deployment(study, row, replicas, taken)
-    rows = study.problem.rows
+    rows, at = study.problem.rows, int(study.placed.row[row])
     return Estimate(
         deployed,
         assemble.memory_use(study, row),
-        bool(rows.required_kib[row] <= rows.capacity_kib[row]),
-        round(int(rows.required_kib[row]) / GIB_KIB, 3),
-        round(int(rows.capacity_kib[row]) / GIB_KIB, 3),
+        bool(rows.metrics["vram"][row] <= 0),
+        round(float(study.rows.required_bytes[at]) / GIB, 3),
+        round(float(study.rows.capacity_bytes[at]) / GIB, 3),
         assemble.predicted(study, row, replicas),
         assemble.cost(study, row, replicas, taken),
         words.assumptions(study, catalog),
@@ -78,7 +76,11 @@ def estimate_serving(request: ServeRequest, model: ModelSpec, catalog: Catalog) 
 def _nothing(study: Study) -> InvalidValueError | NoPlanError:
     reasons = "; ".join(words.nothing_at_all(study))
     if "cannot carry the load" in study.pruned:
-        return NoPlanError("this configuration cannot carry the load", reasons, "Add --data-parallel, lower --rate, or leave --data-parallel open.")
+        return NoPlanError(
+            "this configuration cannot carry the load",
+            reasons,
+            "Add --data-parallel, lower --rate, or leave --data-parallel open.",
+        )
     return InvalidValueError("no legal configuration is left", reasons, "Change a pinned axis or the hardware.")
 
 
@@ -120,9 +122,13 @@ def memory_serving(request: ServeRequest, model: ModelSpec, catalog: Catalog) ->
     pairs, space = memory_pairs(loose, model, catalog)
     if not len(pairs.shard):
         reasons = "; ".join(f"{reason}" for reason in space.excluded) or "no machine has enough GPUs"
-        raise InvalidValueError("no legal configuration is left", reasons, "Change the engine, the precision, the degrees or the hardware.")
+        raise InvalidValueError(
+            "no legal configuration is left", reasons, "Change the engine, the precision, the degrees or the hardware."
+        )
     kinds = [space.shards[int(s)].kv_dtype.name for s in pairs.shard]
-    pick = next((i for i, k in enumerate(kinds) if k in ("bf16", "fp16")), 0) if request.pins.kv_cache_dtype is None else 0
+    pick = (
+        next((i for i, k in enumerate(kinds) if k in ("bf16", "fp16")), 0) if request.pins.kv_cache_dtype is None else 0
+    )
     which = np.array([pick], dtype=np.int64)
     return _memory_report(pairs, which, model, pins.max_num_seqs or DEFAULT_SEQUENCES)
 
@@ -148,7 +154,9 @@ def _memory_report(pairs: Pairs, which: IntArray, model: ModelSpec, sequences: i
         ("CUDA graphs", g["graphs_bytes"]),
     )
     fits = g["required_bytes"] <= g["capacity_bytes"]
-    notes = [f"The engine gives the cache {g['kv_pool_bytes'] / GIB:.2f} GiB: {int(g['kv_pool_tokens']):,} tokens, or {most} such requests at once."]
+    notes = [
+        f"The engine gives the cache {g['kv_pool_bytes'] / GIB:.2f} GiB: {int(g['kv_pool_tokens']):,} tokens, or {most} such requests at once."
+    ]
     if not fits:
         notes.append("Lower --max-num-seqs or the lengths, raise --tp, or take a smaller --precision or a larger GPU.")
     notes.extend(model.assumptions)

@@ -17,7 +17,7 @@ from planner.hardware.records import Catalog, Offer
 from planner.models.precision import KvDtype, Precision, kv_dtype, kv_dtypes, precision, precisions
 from planner.models.spec import ModelSpec
 from planner.request import ServeRequest, Workload
-from planner.solver.problem import UNBOUNDED, LimitValues, OfferColumn, Problem, Rows, latency_bucket
+from planner.solver.problem import UNBOUNDED, LimitName, OfferColumn, Problem, Rows, duration_bucket
 from planner.space.candidates import Axes, Space, build_space, pinned_rule
 from planner.space.hardware_classes import group_offers, offer_limit
 
@@ -73,7 +73,11 @@ def searched_precisions(model: ModelSpec, pinned: str | None) -> tuple[Precision
         return (precision(pinned),)
     native = precision(model.native_precision)
     smaller = WORTH_CONVERTING * (native.bits + native.overhead_bits)
-    found = [p for p in precisions() if p.name == native.name or (p.bits + p.overhead_bits <= smaller and not p.native_only and p.servable)]
+    found = [
+        p
+        for p in precisions()
+        if p.name == native.name or (p.bits + p.overhead_bits <= smaller and not p.native_only and p.servable)
+    ]
     if native.name == "bf16":
         found.append(precision("fp16"))
     return tuple(found)
@@ -106,10 +110,20 @@ def serving_settings(model: ModelSpec, request: ServeRequest) -> Settings:
     if wanted is None:
         wanted = min(model.max_context, max(4096, 2 ** int(np.ceil(np.log2(2 * tokens)))))
     elif wanted > model.max_context:
-        raise InvalidValueError(f"--max-model-len {wanted} is above the {model.max_context} tokens of context of {model.name}", "", "Lower it.")
+        raise InvalidValueError(
+            f"--max-model-len {wanted} is above the {model.max_context} tokens of context of {model.name}",
+            "",
+            "Lower it.",
+        )
     elif wanted < tokens:
-        raise InvalidValueError(f"--max-model-len {wanted} is below input + output tokens ({tokens})", "", "Raise it or shorten the workload.")
-    return Settings(wanted, max_num_batched_tokens=8192, tokens_per_sequence=tokens, max_num_seqs=request.pins.max_num_seqs)
+        raise InvalidValueError(
+            f"--max-model-len {wanted} is below input + output tokens ({tokens})",
+            "",
+            "Raise it or shorten the workload.",
+        )
+    return Settings(
+        wanted, max_num_batched_tokens=8192, tokens_per_sequence=tokens, max_num_seqs=request.pins.max_num_seqs
+    )
 
 
 def check_pins(model: ModelSpec, request: ServeRequest) -> None:
@@ -127,7 +141,11 @@ def check_pins(model: ModelSpec, request: ServeRequest) -> None:
             raise InvalidValueError(f"{flag} must be 1 or more, not {value}", "", f"Write for example {flag} 2.")
         reason = rule(model, value)
         if reason is not None:
-            raise InvalidValueError(f"{flag} {value} does not work for {model.name}", reason, "Choose another degree or leave it to the solver.")
+            raise InvalidValueError(
+                f"{flag} {value} does not work for {model.name}",
+                reason,
+                "Choose another degree or leave it to the solver.",
+            )
 
 
 def find_offers(request: ServeRequest, catalog: Catalog) -> tuple[Offer, ...]:
@@ -209,7 +227,7 @@ def _pairs(model: ModelSpec, space: Space, settings: Settings, request: ServeReq
         workload = Workload(workload.input_tokens, workload.output_tokens, None, 1)
     groups = np.array([s.attention_data_parallel for s in space.shards], dtype=np.int64)[index[:, 0]]
     table = memory_table(model, space.shards, space.engines, space.pairs) if len(index) else None
-    return Pairs(model, space.shards, space.engines, index[:, 0], index[:, 1], settings, workload, groups, table, None)
+    return Pairs(model, space.shards, space.engines, index[:, 0], index[:, 1], settings, workload, groups, table, None, None)
 
 
 def _estimable(pairs: Pairs, near_miss: float, pruned: Counter[str]) -> tuple[Pairs, IntArray]:
@@ -227,7 +245,8 @@ def _estimable(pairs: Pairs, near_miss: float, pruned: Counter[str]) -> tuple[Pa
     position = np.full(len(pairs.shards), -1, dtype=np.int64)
     position[used] = np.arange(len(used))
     shards = tuple(pairs.shards[i] for i in used)
-    return replace(pairs, shards=shards, shard=position[pairs.shard], step_table=step_table(pairs.model, shards, pairs.workload)), alive
+    table = step_table(pairs.model, shards, pairs.workload)
+    return pairs.timed(alive, shards, position[pairs.shard], table), alive
 
 
 def _operate(pairs: Pairs, alive: IntArray, request: ServeRequest) -> PairRows:
@@ -259,7 +278,9 @@ def offer_columns(space: Space) -> tuple[tuple[Offer, ...], tuple[OfferColumn, .
         for offer in hw.offers:
             place = places.setdefault((offer.instance.provider, offer.price.region), len(places))
             offers.append(offer)
-            columns.append(OfferColumn(h, place, round(offer.price.usd_per_hour * 1e6), hw.gpus_per_node, offer_limit(offer)))
+            columns.append(
+                OfferColumn(h, place, round(offer.price.usd_per_hour * 1e6), hw.gpus_per_node, offer_limit(offer))
+            )
     return tuple(offers), tuple(columns)
 
 
@@ -271,7 +292,8 @@ def integer_rows(study: Study) -> Rows:
     """The placed rows in whole numbers: needs rounded up, capacities down."""
     space, at = study.space, study.placed
     shapes = np.array(
-        [(x.replicas_per_node, x.nodes_per_replica, x.tensor_parallel * x.pipeline_parallel) for x in space.layouts], dtype=np.int64
+        [(x.replicas_per_node, x.nodes_per_replica, x.tensor_parallel * x.pipeline_parallel) for x in space.layouts],
+        dtype=np.int64,
     ).reshape(-1, 3)[space.candidate_layout[at.candidate]]
     rows = take(study.rows, at.row)
     shard_of = np.array([s for s, _ in space.pairs], dtype=np.int64)
@@ -284,34 +306,33 @@ def integer_rows(study: Study) -> Rows:
         replicas_per_node=shapes[:, 0],
         nodes_per_replica=shapes[:, 1],
         gpus_per_replica=shapes[:, 2],
-        required_kib=np.ceil(rows.required_bytes / 1024).astype(np.int64),
-        capacity_kib=np.floor(rows.capacity_bytes / 1024).astype(np.int64),
-        ttft_us=_microseconds(rows.ttft_p95_s),
-        tpot_us=_microseconds(rows.tpot_s),
-        e2e_us=e2e,
-        latency_bucket=latency_bucket(e2e),
-        accuracy_loss_ppm=np.rint(loss * 1e4).astype(np.int64),
+        duration_us=e2e,
+        duration_bucket=duration_bucket(e2e),
         tokens_milli_per_s=np.floor(rows.output_tokens_per_s * 1e3).astype(np.int64),
+        metrics={
+            "vram": np.ceil((rows.required_bytes - rows.capacity_bytes) / 1024).astype(np.int64),
+            "ttft": _microseconds(rows.ttft_p95_s),
+            "tpot": _microseconds(rows.tpot_s),
+            "e2e": e2e,
+            "max_accuracy_loss": np.rint(loss * 1e4).astype(np.int64),
+        },
     )
 
 
-def limit_values(request: ServeRequest) -> LimitValues:
-    """The limits in the solver's units, rounded to the safe side."""
+def limit_values(request: ServeRequest) -> dict[LimitName, int]:
+    """The limits in the solver's units, rounded to the safe side. VRAM is always one: nothing may be missing."""
     limits = request.limits
-
-    def micro(seconds: float | None) -> int | None:
-        return None if seconds is None else int(np.floor(seconds * 1e6 + 1e-6))
-
-    tokens = limits.min_throughput_tokens_per_s
-    return LimitValues(
-        micro(limits.ttft_s),
-        micro(limits.tpot_s),
-        micro(limits.e2e_s),
-        round(limits.max_accuracy_loss_percent * 1e4),
-        None if limits.budget_usd_per_hour is None else int(np.floor(limits.budget_usd_per_hour * 1e6 + 1e-6)),
-        limits.max_gpus,
-        None if tokens is None else int(np.ceil(tokens * 1e3)),
-    )
+    values: dict[LimitName, float | None] = {
+        "vram": 0.0,
+        "ttft": None if limits.ttft_s is None else limits.ttft_s * 1e6,
+        "tpot": None if limits.tpot_s is None else limits.tpot_s * 1e6,
+        "e2e": None if limits.e2e_s is None else limits.e2e_s * 1e6,
+        "max_accuracy_loss": limits.max_accuracy_loss_percent * 1e4,
+        "budget": None if limits.budget_usd_per_hour is None else limits.budget_usd_per_hour * 1e6,
+        "max_gpus": limits.max_gpus,
+        "min_throughput": limits.min_throughput_tokens_per_s and -(-limits.min_throughput_tokens_per_s * 1e3 // 1),
+    }
+    return {name: int(np.floor(value + 1e-6)) for name, value in values.items() if value is not None}
 
 
 def free_replicas(problem: Problem) -> Rows:
@@ -327,10 +348,16 @@ def free_replicas(problem: Problem) -> Rows:
     most = {int(h): most_machines(problem, int(h), enforced) for h in np.unique(rows.hardware)}
     if any(m >= UNBOUNDED for m in most.values()):
         raise InvalidValueError(
-            "--goal throughput needs a bound", "more machines always give more tokens per second", "Add --budget 20/h, --max-gpus 8 or --on 2xrtx-4090."
+            "--goal throughput needs a bound",
+            "more machines always give more tokens per second",
+            "Add --budget 20/h, --max-gpus 8 or --on 2xrtx-4090.",
         )
     machines = np.array([most[int(h)] for h in rows.hardware], dtype=np.int64)
-    room = np.where(rows.replicas_per_node >= 1, machines * rows.replicas_per_node, machines // np.maximum(rows.nodes_per_replica, 1))
+    room = np.where(
+        rows.replicas_per_node >= 1,
+        machines * rows.replicas_per_node,
+        machines // np.maximum(rows.nodes_per_replica, 1),
+    )
     return replace(rows, replicas_max=np.maximum(rows.replicas, np.minimum(room, MAX_THROUGHPUT_REPLICAS)))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from typing import TYPE_CHECKING
 
+from planner.clock import today
 from planner.hardware.owned import owned_notes
 from planner.hardware.records import Catalog
 from planner.models.precision import precision as precision_of
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 STALE_DAYS = 14
-KIB_PER_GIB = GIB // 1024
 
+TIMES: dict[LimitName, str] = {"ttft": "TTFT p95", "tpot": "TPOT", "e2e": "E2E"}
 FLAGS: dict[LimitName, str] = {
     "vram": "GPU memory",
     "ttft": "--latency (TTFT p95)",
@@ -43,13 +44,21 @@ def assumptions(study: Study, catalog: Catalog) -> tuple[str, ...]:
     request, w = study.request, study.request.workload
     lines = []
     if request.goal == "throughput" and w.concurrency is None:
-        lines.append(f"Load: as much as the limits allow, {w.input_tokens} input and {w.output_tokens} output tokens per request (means).")
+        lines.append(
+            f"Load: as much as the limits allow, {w.input_tokens} input and {w.output_tokens} output tokens per request (means)."
+        )
     else:
-        lines.append(f"Load: {describe_load(request)}, {w.input_tokens} input and {w.output_tokens} output tokens per request (means).")
+        lines.append(
+            f"Load: {describe_load(request)}, {w.input_tokens} input and {w.output_tokens} output tokens per request (means)."
+        )
     if request.limits.ttft_s is not None:
-        lines.append(f"--latency {format_duration(request.limits.ttft_s)} is read as time to first token, 95th percentile, under that load.")
+        lines.append(
+            f"--latency {format_duration(request.limits.ttft_s)} is read as time to first token, 95th percentile, under that load."
+        )
     s = study.pairs.settings
-    lines.append(f"The engine accepts requests of up to {s.max_model_len} tokens and batches up to {s.max_num_batched_tokens} tokens a step.")
+    lines.append(
+        f"The engine accepts requests of up to {s.max_model_len} tokens and batches up to {s.max_num_batched_tokens} tokens a step."
+    )
     if request.hardware.owned is None:
         lines.append(f"Prices: {', '.join(request.hardware.tiers)}; whole machines are rented.")
     else:
@@ -61,14 +70,19 @@ def assumptions(study: Study, catalog: Catalog) -> tuple[str, ...]:
     return tuple(lines)
 
 
+def stale_price(offer: OfferChoice, now: dt.date) -> str:
+    """A line about the age of a price that is older than STALE_DAYS; empty when it is fresh or the machine is owned."""
+    age = (now - dt.date.fromisoformat(offer.observed_at)).days
+    if offer.tier == "owned" or age <= STALE_DAYS:
+        return ""
+    return f"The price of {offer.provider} {offer.instance_type} is {age} days old ({offer.observed_at}): check it before you rent."
+
+
 def warnings(study: Study, row: int, offers: Sequence[OfferChoice]) -> tuple[str, ...]:
     """What a person should know before spending money."""
     _, shard, engine, _ = parts(study, row)
     lines = []
-    for offer in offers:
-        age = (dt.date.today() - dt.date.fromisoformat(offer.observed_at)).days
-        if offer.tier != "owned" and age > STALE_DAYS:
-            lines.append(f"The price of {offer.provider} {offer.instance_type} is {age} days old ({offer.observed_at}): check it before you rent.")
+    lines.extend(line for offer in offers if (line := stale_price(offer, today())))
     support = engine.support(shard.precision.name, shard.gpu)
     if support is not None and support.needs_checkpoint and shard.precision.name != study.model.native_precision:
         lines.append(f"{shard.precision.name} needs a checkpoint in that format: {support.note or 'find or make one'}.")
@@ -82,7 +96,9 @@ def warnings(study: Study, row: int, offers: Sequence[OfferChoice]) -> tuple[str
         if link is not None and not link.verified:
             lines.append(f"The figures of the link {link.name} are not verified.")
     if study.model.gated_repo:
-        lines.append(f"{study.model.hf_id} is a gated repository: accept its licence and set HF_TOKEN before you start.")
+        lines.append(
+            f"{study.model.hf_id} is a gated repository: accept its licence and set HF_TOKEN before you start."
+        )
     return tuple(lines)
 
 
@@ -97,28 +113,22 @@ def describe(study: Study, row: int, replicas: int, machines: int) -> str:
 def _amount(study: Study, name: LimitName, row: int, ranking: Ranking) -> str:
     """What the row needs of the limit it breaks, against what is allowed."""
     rows, limits = study.problem.rows, study.problem.limits
-
-    def times(value: int, limit: int | None) -> str:
-        return f"{format_duration(value / 1e6)} against {format_duration((limit or 0) / 1e6)}"
-
+    limit = limits.get(name, 0)
     if name == "vram":
-        return f"{rows.required_kib[row] / KIB_PER_GIB:.1f} GiB against {rows.capacity_kib[row] / KIB_PER_GIB:.1f} GiB per GPU"
-    if name == "ttft":
-        return f"TTFT p95 {times(int(rows.ttft_us[row]), limits.ttft_us)}"
-    if name == "tpot":
-        return f"TPOT {times(int(rows.tpot_us[row]), limits.tpot_us)}"
-    if name == "e2e":
-        return f"E2E {times(int(rows.e2e_us[row]), limits.e2e_us)}"
+        at = int(study.placed.row[row])
+        return f"{study.rows.required_bytes[at] / GIB:.1f} GiB against {study.rows.capacity_bytes[at] / GIB:.1f} GiB per GPU"
+    if name in TIMES:
+        return f"{TIMES[name]} {format_duration(int(rows.metrics[name][row]) / 1e6)} against {format_duration(limit / 1e6)}"
     if name == "max_accuracy_loss":
-        return f"expected accuracy loss {rows.accuracy_loss_ppm[row] / 1e4:.2f}% against {(limits.accuracy_loss_ppm or 0) / 1e4:.2f}%"
+        return f"expected accuracy loss {rows.metrics[name][row] / 1e4:.2f}% against {limit / 1e4:.2f}%"
     if name == "budget":
-        return f"${ranking.cost[row] / 1e6:.2f}/h against ${(limits.budget_micro_usd_per_hour or 0) / 1e6:.2f}/h"
+        return f"${ranking.cost[row] / 1e6:.2f}/h against ${limit / 1e6:.2f}/h"
     if name == "quota":
         return f"{ranking.broken[name][row]} machines more than there are"
     if name == "max_gpus":
-        return f"{(limits.max_gpus or 0) + int(ranking.broken[name][row])} GPUs against {limits.max_gpus}"
+        return f"{limit + int(ranking.broken[name][row])} GPUs against {limit}"
     tokens = int(rows.tokens_milli_per_s[row] * ranking.replicas[row])
-    return f"{tokens / 1e3:.0f} tokens/s against {(limits.min_tokens_milli_per_s or 0) / 1e3:.0f}"
+    return f"{tokens / 1e3:.0f} tokens/s against {limit / 1e3:.0f}"
 
 
 def _gain(study: Study, ranking: Ranking, row: int, winner: int) -> str:
@@ -127,7 +137,7 @@ def _gain(study: Study, ranking: Ranking, row: int, winner: int) -> str:
         return f"${ranking.cost[row] / 1e6:.2f}/h instead of ${ranking.cost[winner] / 1e6:.2f}/h"
     if goal == "fastest":
         rows = study.problem.rows
-        return f"E2E {format_duration(rows.e2e_us[row] / 1e6)} instead of {format_duration(rows.e2e_us[winner] / 1e6)}"
+        return f"E2E {format_duration(rows.duration_us[row] / 1e6)} instead of {format_duration(rows.duration_us[winner] / 1e6)}"
     return f"{-ranking.key[row, 0] / 1e3:.0f} tokens/s instead of {-ranking.key[winner, 0] / 1e3:.0f}"
 
 
@@ -136,7 +146,9 @@ def binding(study: Study, ranking: Ranking, found: Sequence[Binding], winner: in
     lines = []
     for b in found:
         phrase = describe(study, b.row, int(ranking.replicas[b.row]), int(ranking.machines[b.row]))
-        lines.append(f"{FLAGS[b.limit]}: without it {phrase} would win with {_gain(study, ranking, b.row, winner)} ({_amount(study, b.limit, b.row, ranking)})")
+        lines.append(
+            f"{FLAGS[b.limit]}: without it {phrase} would win with {_gain(study, ranking, b.row, winner)} ({_amount(study, b.limit, b.row, ranking)})"
+        )
     return tuple(lines) or ("no limit: nothing in the catalog does better even without the limits",)
 
 
@@ -162,8 +174,8 @@ def why_not(study: Study, ranking: Ranking, row: int, winner: int) -> str:
     if cost > best:
         more = f" (+{(cost / best - 1) * 100:.0f}%)" if best else ""
         return f"costs ${cost / 1e6:.2f}/h instead of ${best / 1e6:.2f}/h{more}"
-    if rows.e2e_us[row] > rows.e2e_us[winner]:
-        return f"same price, slower: E2E {format_duration(rows.e2e_us[row] / 1e6)} instead of {format_duration(rows.e2e_us[winner] / 1e6)}"
+    if rows.duration_us[row] > rows.duration_us[winner]:
+        return f"same price, slower: E2E {format_duration(rows.duration_us[row] / 1e6)} instead of {format_duration(rows.duration_us[winner] / 1e6)}"
     return "equal in price and latency, uses no fewer GPUs"
 
 
@@ -199,21 +211,22 @@ def relaxation(study: Study, name: LimitName, row: int, answer: Answer) -> Relax
         return -(-us // 100) / 10
 
     if name == "vram":
-        have, need = int(rows.capacity_kib[row]) / KIB_PER_GIB, int(rows.required_kib[row]) / KIB_PER_GIB
-        return Relaxation(FLAGS[name], round(have, 1), round(need + 0.05, 1), "GiB per GPU")
-    if name == "ttft":
-        return Relaxation(FLAGS[name], (limits.ttft_s or 0) * 1e3, ms(int(rows.ttft_us[row])), "ms")
-    if name == "tpot":
-        return Relaxation(FLAGS[name], (limits.tpot_s or 0) * 1e3, ms(int(rows.tpot_us[row])), "ms")
-    if name == "e2e":
-        return Relaxation(FLAGS[name], (limits.e2e_s or 0) * 1e3, ms(int(rows.e2e_us[row])), "ms")
+        at = int(study.placed.row[row])
+        have, need = study.rows.capacity_bytes[at] / GIB, study.rows.required_bytes[at] / GIB
+        return Relaxation(FLAGS[name], round(float(have), 1), round(float(need) + 0.05, 1), "GiB per GPU")
+    if name in TIMES:
+        return Relaxation(FLAGS[name], study.problem.limits[name] / 1e3, ms(int(rows.metrics[name][row])), "ms")
     if name == "max_accuracy_loss":
-        return Relaxation(FLAGS[name], limits.max_accuracy_loss_percent, -(-int(rows.accuracy_loss_ppm[row]) // 100) / 100, "%")
+        return Relaxation(
+            FLAGS[name], limits.max_accuracy_loss_percent, -(-int(rows.metrics[name][row]) // 100) / 100, "%"
+        )
     if name == "budget":
         cost = sum(offers[o].micro_usd_per_hour * n for o, n in answer.machines.items())
         return Relaxation(FLAGS[name], limits.budget_usd_per_hour or 0, -(-cost // 10_000) / 100, "USD/h")
     if name == "max_gpus":
-        return Relaxation(FLAGS[name], limits.max_gpus or 0, sum(offers[o].gpus * n for o, n in answer.machines.items()), "GPUs")
+        return Relaxation(
+            FLAGS[name], limits.max_gpus or 0, sum(offers[o].gpus * n for o, n in answer.machines.items()), "GPUs"
+        )
     if name == "quota":
         most = sum(offers[o].limit or 0 for o in answer.machines)
         return Relaxation(FLAGS[name], most, sum(answer.machines.values()), "machines")
@@ -221,7 +234,9 @@ def relaxation(study: Study, name: LimitName, row: int, answer: Answer) -> Relax
     return Relaxation(FLAGS[name], limits.min_throughput_tokens_per_s or 0, tokens // 1000, "tokens/s")
 
 
-def lighter_load(request: ServeRequest, model: ModelSpec, catalog: Catalog, clash: Sequence[LimitName]) -> list[Relaxation]:
+def lighter_load(
+    request: ServeRequest, model: ModelSpec, catalog: Catalog, clash: Sequence[LimitName]
+) -> list[Relaxation]:
     """The highest load that all limits allow, by bisection over whole solves; empty when even an idle system fails."""
     from planner.solver.lighter import highest_load
 

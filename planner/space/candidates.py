@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 
 from planner.engines.records import EngineSpec
 from planner.models.precision import KvDtype, Precision
-from planner.models.spec import ModelSpec
-from planner.request import Pins
 from planner.space.hardware_classes import HardwareClass
 from planner.space.layouts import MAX_TENSOR_PARALLEL, Layout, Rule, engine_problem, layouts
 from planner.space.shard import Shard
@@ -132,7 +130,10 @@ class _Builder:
 
     def pairs_of(self, hw: HardwareClass, layout: Layout, usable: list[tuple[int, EngineSpec]]) -> IntArray:
         """Positions of the pairs that run on this GPU in this layout."""
-        links = (layout.tensor_link.name if layout.tensor_link else "", layout.pipeline_link.name if layout.pipeline_link else "")
+        links = (
+            layout.tensor_link.name if layout.tensor_link else "",
+            layout.pipeline_link.name if layout.pipeline_link else "",
+        )
         key = (hw.gpu.name, layout.tensor_parallel, layout.pipeline_parallel, layout.nodes_per_replica > 1, *links)
         if key not in self.cells:
             self.cells[key] = self._make(hw, layout, usable)
@@ -140,7 +141,12 @@ class _Builder:
 
     def _make(self, hw: HardwareClass, layout: Layout, usable: list[tuple[int, EngineSpec]]) -> IntArray:
         tp, pp = layout.tensor_parallel, layout.pipeline_parallel
-        size = {p.name: replica_size_problem(self.axes.weights_bytes[p.name], layout, hw.gpu.usable_gib * GIB, self.axes.near_miss) for p in self.axes.precisions}
+        size = {
+            p.name: replica_size_problem(
+                self.axes.weights_bytes[p.name], layout, hw.gpu.usable_gib * GIB, self.axes.near_miss
+            )
+            for p in self.axes.precisions
+        }
         modes = self.axes.expert_modes(tp)
         shard_at: dict[tuple[object, ...], int] = {}
         found = []
@@ -157,13 +163,27 @@ class _Builder:
                     self.excluded[reason] += 1
                     continue
                 for expert, attention in modes:
-                    if (expert > 1 and not engine.expert_parallel) or (attention > 1 and not engine.data_parallel_attention):
+                    if (expert > 1 and not engine.expert_parallel) or (
+                        attention > 1 and not engine.data_parallel_attention
+                    ):
                         self.excluded["engine cannot run the layout"] += 1
                         continue
                     name = (precision.name, kv.name, expert, attention)
                     if name not in shard_at:
                         shard_at[name] = len(self.shards)
-                        self.shards.append(Shard(hw.gpu, precision, kv, tp, pp, layout.tensor_link, layout.pipeline_link, expert, attention))
+                        self.shards.append(
+                            Shard(
+                                hw.gpu,
+                                precision,
+                                kv,
+                                tp,
+                                pp,
+                                layout.tensor_link,
+                                layout.pipeline_link,
+                                expert,
+                                attention,
+                            )
+                        )
                     found.append(len(self.pairs))
                     self.pairs.append((shard_at[name], e))
         return np.array(found, dtype=np.int64)

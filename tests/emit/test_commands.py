@@ -11,6 +11,7 @@ import yaml
 
 from planner.emit import render
 from planner.engines.records import engines
+from planner.errors import InvalidValueError
 from tests.emit.helpers import started, value_of
 from tests.emit.plans import GOLDEN, offer, owned, plan
 
@@ -20,7 +21,11 @@ ENVIRONMENT = {"MASTER_ADDR": "10.0.0.1"}
 
 def known(program: str, words: list[str]) -> set[str]:
     """Options the started program knows."""
-    name = {"trtllm-serve": "tensorrt_llm", "trtllm-llmapi-launch": "tensorrt_llm", "text-generation-launcher": "tgi"}.get(program, program)
+    name = {
+        "trtllm-serve": "tensorrt_llm",
+        "trtllm-llmapi-launch": "tensorrt_llm",
+        "text-generation-launcher": "tgi",
+    }.get(program, program)
     if program == "python3" and words[:2] == ["-m", "sglang.launch_server"]:
         name = "sglang"
     if program == "transformers":
@@ -48,15 +53,29 @@ def test_vllm_says_what_was_planned(tmp_path: Path) -> None:
     ((program, _, words),) = started(render(GOLDEN["vllm-tp4"]), tmp_path)
     assert [program, *words[:2]] == ["vllm", "serve", "meta-llama/Llama-3.1-70B-Instruct"]
     expected = {
-        "--tensor-parallel-size": "4", "--pipeline-parallel-size": "1", "--max-model-len": "4096", "--max-num-seqs": "64",
-        "--max-num-batched-tokens": "8192", "--kv-cache-dtype": "fp8", "--gpu-memory-utilization": "0.9", "--dtype": "bfloat16",
-        "--quantization": "fp8_per_tensor", "--host": "0.0.0.0", "--port": "8000",
-    }  # fmt: skip
+        "--tensor-parallel-size": "4",
+        "--pipeline-parallel-size": "1",
+        "--max-model-len": "4096",
+        "--max-num-seqs": "64",
+        "--max-num-batched-tokens": "8192",
+        "--kv-cache-dtype": "fp8",
+        "--gpu-memory-utilization": "0.9",
+        "--dtype": "bfloat16",
+        "--quantization": "fp8_per_tensor",
+        "--host": "0.0.0.0",
+        "--port": "8000",
+    }
     assert {k: value_of(words, k) for k in expected} == expected
 
 
 def test_environment_overrides(tmp_path: Path) -> None:
-    env = {"MODEL": "./my model", "SERVED_NAME": "tiny", "PORT": "9001", "BIND_ADDRESS": "127.0.0.1", "EXTRA_ARGS": "--seed 3"}
+    env = {
+        "MODEL": "./my model",
+        "SERVED_NAME": "tiny",
+        "PORT": "9001",
+        "BIND_ADDRESS": "127.0.0.1",
+        "EXTRA_ARGS": "--seed 3",
+    }
     ((_, _, words),) = started(render(GOLDEN["vllm-tp4"]), tmp_path, **env)
     assert words[1] == "./my model"
     assert [value_of(words, o) for o in ("--served-model-name", "--port", "--host")] == ["tiny", "9001", "127.0.0.1"]
@@ -80,7 +99,11 @@ def test_the_last_machine_runs_what_is_left(index: str, replicas: str, tmp_path:
 @pytest.mark.parametrize(("index", "rank", "head"), [("0", "0", "a"), ("1", "1", "a")])
 def test_nodes_find_their_head(index: str, rank: str, head: str, tmp_path: Path) -> None:
     ((_, _, words),) = started(render(GOLDEN["vllm-pp-two-nodes"]), tmp_path, MACHINE_INDEX=index, HOSTS="a\nb\n")
-    assert (value_of(words, "--node-rank"), value_of(words, "--master-addr"), value_of(words, "--nnodes")) == (rank, head, "2")
+    assert (value_of(words, "--node-rank"), value_of(words, "--master-addr"), value_of(words, "--nnodes")) == (
+        rank,
+        head,
+        "2",
+    )
     assert ("--headless" in words) == (rank != "0")
     ((_, _, words),) = started(render(GOLDEN["sglang-two-nodes"]), tmp_path, MACHINE_INDEX=index, HOSTS="a b")
     assert (value_of(words, "--node-rank"), value_of(words, "--dist-init-addr")) == (rank, f"{head}:29501")
@@ -102,6 +125,18 @@ def test_attention_data_parallel(tmp_path: Path) -> None:
     assert "--enable-dp-attention" in words
     trt = render(plan("qwen3-30b-a3b", "tensorrt_llm", tp=8, ep=8, groups=8))
     assert yaml.safe_load(trt["trtllm_options.yaml"])["enable_attention_dp"] is True
+
+
+def test_attention_data_parallel_over_two_machines(tmp_path: Path) -> None:
+    texts = render(GOLDEN["vllm-attention-dp-two-nodes"])
+    for index in ("0", "1"):
+        ((_, _, words),) = started(texts, tmp_path, MACHINE_INDEX=index, HOSTS="a b")
+        sizes = ("--tensor-parallel-size", "--data-parallel-size", "--data-parallel-size-local")
+        assert [value_of(words, o) for o in (*sizes, "--data-parallel-address")] == ["1", "16", "8", "a"]
+        assert ("--headless" in words) == (index == "1")
+    assert value_of(words, "--data-parallel-start-rank") == "8"
+    with pytest.raises(InvalidValueError, match="attention groups"):
+        render(plan("qwen3-30b-a3b", tp=16, ep=16, groups=4, pp=2, offers=(offer(count=4),)))
 
 
 def test_amd_uses_its_own_variable_and_image(tmp_path: Path) -> None:

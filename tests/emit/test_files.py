@@ -93,7 +93,9 @@ def test_gpus_and_scripts_in_kubernetes_are_those_of_the_plan(name: str) -> None
     assert config["data"] == {k: v for k, v in texts.items() if k in config["data"]}
     assert config["data"]["serve.sh"] == texts["serve.sh"]
     spec = workload["spec"]
-    templates = [spec["template"]] if workload["kind"] == "Deployment" else [spec["leaderWorkerTemplate"]["workerTemplate"]]
+    templates = (
+        [spec["template"]] if workload["kind"] == "Deployment" else [spec["leaderWorkerTemplate"]["workerTemplate"]]
+    )
     pods = spec["replicas"] * (1 if workload["kind"] == "Deployment" else spec["leaderWorkerTemplate"]["size"])
     (container,) = templates[0]["spec"]["containers"]
     assert pods * sum(container["resources"]["limits"].values()) == dep.gpus
@@ -119,9 +121,13 @@ def test_machines_and_devices_are_those_of_the_plan(name: str) -> None:
 def test_skypilot_names_cloud_region_machine_and_tier() -> None:
     task = yaml.safe_load(render(GOLDEN["vllm-moe-two-replicas"])["skypilot.yaml"])
     assert task["resources"] == {
-        "infra": "aws/us-east-1", "instance_type": "p4de.24xlarge", "accelerators": {"A100-80GB": 8}, "use_spot": True,
-        "disk_size": 256, "ports": [8000],
-    }  # fmt: skip
+        "infra": "aws/us-east-1",
+        "instance_type": "p4de.24xlarge",
+        "accelerators": {"A100-80GB": 8},
+        "use_spot": True,
+        "disk_size": 256,
+        "ports": [8000],
+    }
     task = yaml.safe_load(render(GOLDEN["sglang-tp2-dp2"])["skypilot.yaml"])
     assert "instance_type" not in task["resources"]
     assert task["resources"]["accelerators"] == {"H200": 8}

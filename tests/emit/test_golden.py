@@ -13,9 +13,14 @@ from tests.emit.plans import GOLDEN
 FOLDER = Path(__file__).parent / "golden"
 
 
+def kept_as(file: str) -> str:
+    """Emitted Python is kept under another name, so that linters of this repository pass it by."""
+    return f"{file}.txt" if file.endswith(".py") else file
+
+
 @pytest.mark.parametrize("name", GOLDEN)
 def test_golden(name: str) -> None:
-    texts, folder = render(GOLDEN[name]), FOLDER / name
+    texts, folder = {kept_as(k): v for k, v in render(GOLDEN[name]).items()}, FOLDER / name
     if os.environ.get("PLANNER_UPDATE_GOLDEN"):
         folder.mkdir(parents=True, exist_ok=True)
         for stale in set(os.listdir(folder)) - set(texts):

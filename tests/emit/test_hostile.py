@@ -17,9 +17,30 @@ from tests.emit.helpers import started, value_of
 from tests.emit.plans import GOLDEN, offer, plan, with_model
 
 QUOTED = [
-    "./my model", "it's", 'say "hi"', "$(touch pwned)", "`touch pwned`", "a;touch pwned", "a&&b", "a|b", "$HOME", "${PATH}", "*", "a\\b",
-    "ünïcödé/模型", "a#b", "!!", "~root", "{a,b}", "%s", "a'$(touch pwned)'b", "C:\\models\\x", "a: b", "- x", " leading",
-]  # fmt: skip
+    "./my model",
+    "it's",
+    'say "hi"',
+    "$(touch pwned)",
+    "`touch pwned`",
+    "a;touch pwned",
+    "a&&b",
+    "a|b",
+    "$HOME",
+    "${PATH}",
+    "*",
+    "a\\b",
+    "ünïcödé/模型",
+    "a#b",
+    "!!",
+    "~root",
+    "{a,b}",
+    "%s",
+    "a'$(touch pwned)'b",
+    "C:\\models\\x",
+    "a: b",
+    "- x",
+    " leading",
+]
 REFUSED = ["-h", "--help", "a\nb", "a\rb", "a\x00b", "", "  ", "a\x1b[31m", "a\u2028b"]
 
 
@@ -47,7 +68,7 @@ def test_hostile_offers_are_refused_too() -> None:
             render(plan(offers=(offer(**{field: "x\nrm -rf /"}) if field != "gpu" else offer("x\ny"),)))
 
 
-@pytest.mark.parametrize("name", ["$(touch pwned)", "it's \"x\"", "a\\", '"""', "{x}"])
+@pytest.mark.parametrize("name", ["$(touch pwned)", 'it\'s "x"', "a\\", '"""', "{x}"])
 @pytest.mark.parametrize("golden", ["deepspeed-tp2", "transformers-nf4"])
 def test_python_scripts_hold_the_name_as_data(name: str, golden: str) -> None:
     texts = render(with_model(GOLDEN[golden], name))
@@ -59,7 +80,10 @@ def test_python_scripts_hold_the_name_as_data(name: str, golden: str) -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(name=st.text(min_size=1, max_size=40), golden=st.sampled_from(["vllm-moe-two-replicas", "sglang-two-nodes", "tgi-awq", "deepspeed-tp2"]))
+@given(
+    name=st.text(min_size=1, max_size=40),
+    golden=st.sampled_from(["vllm-moe-two-replicas", "sglang-two-nodes", "tgi-awq", "deepspeed-tp2"]),
+)
 def test_any_name_is_quoted_or_refused(name: str, golden: str) -> None:
     try:
         texts = render(with_model(GOLDEN[golden], name))
@@ -70,7 +94,7 @@ def test_any_name_is_quoted_or_refused(name: str, golden: str) -> None:
         script.write_text(texts["serve.sh"], "utf-8")
         assert subprocess.run(["bash", "-n", str(script)], capture_output=True, check=False).returncode == 0
         line = next(x for x in texts["serve.sh"].split("\n") if x.startswith("planned_model="))
-        shown = subprocess.run(["bash", "-c", f"{line}\nprintf %s \"$planned_model\""], capture_output=True, check=True)
+        shown = subprocess.run(["bash", "-c", f'{line}\nprintf %s "$planned_model"'], capture_output=True, check=True)
     assert shown.stdout.decode() == name
     for text in (t for n, t in texts.items() if n.endswith(".yaml")):
         list(yaml.safe_load_all(text))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -35,7 +36,13 @@ def interpreter(variable: str, module: str) -> str:
 def run(python: str, script: str, payload: object, cwd: Path, **env: str) -> list[str]:
     """One verdict a line of payload: '' when the tool accepts it."""
     (cwd / "payload.json").write_text(json.dumps(payload))
-    clean = {"PATH": os.defpath, "HOME": str(cwd), "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONWARNINGS": "ignore"}
+    clean = {
+        "PATH": os.defpath,
+        "HOME": str(cwd),
+        "HF_HUB_OFFLINE": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+        "PYTHONWARNINGS": "ignore",
+    }
     done = subprocess.run(
         [python, "-c", script], cwd=cwd, env=clean | env, capture_output=True, text=True, timeout=900, check=False
     )
@@ -49,10 +56,19 @@ def config_json(model: str, folder: Path) -> Path:
     shapes = {"8b": (32, 4096, 14336, 32, 8), "70b": (80, 8192, 28672, 64, 8), "32b": (64, 5120, 27648, 40, 8)}
     layers, hidden, inter, heads, kv = shapes[model]
     shape = {
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_hidden_layers": layers, "hidden_size": hidden,
-        "intermediate_size": inter, "num_attention_heads": heads, "num_key_value_heads": kv, "vocab_size": MODELS[model].vocab,
-        "max_position_embeddings": 131072, "torch_dtype": "bfloat16", "rms_norm_eps": 1e-5, "hidden_act": "silu",
-    }  # fmt: skip
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "num_hidden_layers": layers,
+        "hidden_size": hidden,
+        "intermediate_size": inter,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv,
+        "vocab_size": MODELS[model].vocab,
+        "max_position_embeddings": 131072,
+        "torch_dtype": "bfloat16",
+        "rms_norm_eps": 1e-5,
+        "hidden_act": "silu",
+    }
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(shape))
     return folder
@@ -83,7 +99,7 @@ for words, build in json.load(open("payload.json")):
 
 
 def vllm_words(name: str, tmp_path: Path) -> list[str]:
-    _, _, words = started(render(GOLDEN[name]), tmp_path, MASTER_ADDR="10.0.0.1")[0]
+    _, _, words = started(render(GOLDEN[name]), tmp_path, MASTER_ADDR="10.0.0.1", NODE_RANK="1")[0]
     return words[1:]
 
 
@@ -101,16 +117,23 @@ def test_vllm_engine_config(tmp_path: Path) -> None:
     """Shapes, lengths and parallel sizes as vLLM checks them before it loads anything."""
     python = interpreter("PLANNER_VLLM_PYTHON", "vllm")
     plans = {
-        "8b tp1": plan("8b"), "70b tp4": plan("70b", tp=4), "70b tp8": plan("70b", tp=8), "32b tp2 dp2": plan("32b", tp=2, dp=2),
+        "8b tp1": plan("8b"),
+        "70b tp4": plan("70b", tp=4),
+        "70b tp8": plan("70b", tp=8),
+        "32b tp2 dp2": plan("32b", tp=2, dp=2),
         "70b tp4 pp2": plan("70b", tp=4, pp=2),
-    }  # fmt: skip
+    }
     payload = []
     for name, made in plans.items():
         folder = config_json(name.split()[0], tmp_path / name.split()[0])
         _, _, words = started(render(made), tmp_path, MODEL=str(folder))[0]
         payload.append(([*words[1:], "--skip-tokenizer-init"], True))
     words = payload[0][0]
-    bad = [*words[: words.index("--tensor-parallel-size") + 1], "3", *words[words.index("--tensor-parallel-size") + 2 :]]
+    bad = [
+        *words[: words.index("--tensor-parallel-size") + 1],
+        "3",
+        *words[words.index("--tensor-parallel-size") + 2 :],
+    ]
     verdicts = run(python, VLLM, [*payload, (bad, True)], tmp_path, **CPU)
     assert "divisible" in verdicts.pop()
     assert dict(zip(plans, verdicts, strict=True)) == dict.fromkeys(plans, "")
@@ -150,8 +173,20 @@ def test_shellcheck(tmp_path: Path) -> None:
     for name, made in GOLDEN.items():
         folder = unpack(render(made), tmp_path / name)
         files += [str(p) for p in folder.iterdir() if p.suffix in (".sh", ".slurm")]
-    done = subprocess.run([str(tool), "--shell=bash", "--severity=style", *files], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [str(tool), "--shell=bash", "--severity=style", *files], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout[:3000]
+
+
+def test_nginx(tmp_path: Path) -> None:
+    if (nginx := shutil.which("nginx", path=f"{os.defpath}:/usr/sbin")) is None:
+        pytest.skip("nginx is not installed")
+    for name in ("vllm-moe-two-replicas", "tensorrt-llm-fp8"):
+        (tmp_path / "balancer.conf").write_text(render(GOLDEN[name])["balancer.conf"])
+        command = [nginx, "-t", "-c", str(tmp_path / "balancer.conf"), "-g", f"pid {tmp_path}/pid; error_log stderr;"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert "syntax is ok" in done.stderr, done.stderr
 
 
 KUBERNETES = """
@@ -176,7 +211,9 @@ def test_kubernetes_validate(tmp_path: Path) -> None:
             if document["kind"] == "LeaderWorkerSet":  # its pods are checked as the pods they become
                 template = document["spec"]["leaderWorkerTemplate"]
                 pods = [template["leaderTemplate"], template["workerTemplate"]]
-                documents += [{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": pod["spec"]} for pod in pods]
+                documents += [
+                    {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": pod["spec"]} for pod in pods
+                ]
             else:
                 documents.append(document)
     broken = json.loads(json.dumps(documents[1]))
@@ -202,7 +239,7 @@ for text in json.load(open("payload.json")):
 
 
 def test_skypilot_task(tmp_path: Path) -> None:
-    """Keys and values of the task. SkyPilot checks regions against catalogs it downloads: stand-ins with our rows are laid out."""
+    """Keys and values of the task. SkyPilot checks regions against catalogs it downloads: stand-ins are laid out."""
     import yaml
 
     python = interpreter("PLANNER_LINT_PYTHON", "sky")
@@ -217,7 +254,8 @@ def test_skypilot_task(tmp_path: Path) -> None:
     for cloud, lines in rows.items():
         folder = tmp_path / ".sky/catalogs/v8" / cloud
         folder.mkdir(parents=True)
-        head = "InstanceType,AcceleratorName,AcceleratorCount,vCPUs,MemoryGiB,GpuInfo,Price,SpotPrice,Region,AvailabilityZone"
+        head = "InstanceType,AcceleratorName,AcceleratorCount,vCPUs,MemoryGiB,GpuInfo,Price,SpotPrice"
+        head += ",Region,AvailabilityZone"
         (folder / "vms.csv").write_text("\n".join([head, *sorted(lines)]) + "\n")
     broken = texts[0].replace("num_nodes", "nodes")
     verdicts = run(python, SKY, [*texts, broken], tmp_path, SKYPILOT_DISABLE_USAGE_COLLECTION="1")
@@ -248,7 +286,10 @@ for kind, value in json.load(open("payload.json")):
 def test_transformers_and_deepspeed_classes(tmp_path: Path) -> None:
     python = interpreter("PLANNER_HEAVY_PYTHON", "deepspeed")
     payload: list[tuple[str, object]] = []
-    for made in [*GOLDEN.values(), *(plan(engine_name="transformers", precision=p) for p in ("bnb-int8", "fp8-block", "nvfp4"))]:
+    for made in [
+        *GOLDEN.values(),
+        *(plan(engine_name="transformers", precision=p) for p in ("bnb-int8", "fp8-block", "nvfp4")),
+    ]:
         for name, text in render(made).items():
             if name.startswith("serve_"):
                 space: dict[str, dict[str, object]] = {}
@@ -256,7 +297,11 @@ def test_transformers_and_deepspeed_classes(tmp_path: Path) -> None:
                 settings = space["PLAN"]
                 payload += [("quantization", settings["quantization"])] if settings.get("quantization") else []
                 payload += [("deepspeed", settings["inference"])] if "inference" in settings else []
-                payload += [("tensor_parallel", settings["tensor_parallel"])] if settings.get("tensor_parallel", 1) != 1 else []
+                payload += (
+                    [("tensor_parallel", settings["tensor_parallel"])]
+                    if settings.get("tensor_parallel", 1) != 1
+                    else []
+                )
     payload.append(("deepspeed", {"tensor_parallel": {"tp_sise": 2}}))
     verdicts = run(python, HEAVY, payload, tmp_path, DS_ACCELERATOR="cpu")
     assert verdicts.pop()

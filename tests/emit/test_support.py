@@ -9,8 +9,18 @@ from planner.errors import UnknownNameError
 from planner.hardware.records import Gpu
 
 PRECISIONS = {
-    "bf16", "fp16", "fp32", "fp8", "fp8-block", "int8-w8a8", "int4-awq", "int4-gptq", "bnb-int8", "bnb-nf4", "mxfp4", "nvfp4",
-}  # fmt: skip
+    "bf16",
+    "fp16",
+    "fp8",
+    "fp8-block",
+    "int8-w8a8",
+    "int4-awq",
+    "int4-gptq",
+    "bnb-int8",
+    "bnb-nf4",
+    "mxfp4",
+    "nvfp4",
+}
 KV = {"bf16", "fp16", "fp8", "fp8_e5m2", "int8"}
 
 
@@ -37,14 +47,28 @@ def test_names_sources_and_order() -> None:
 @pytest.mark.parametrize(
     ("name", "precision", "capability", "runs"),
     [
-        ("vllm", "bf16", 7.5, False), ("vllm", "fp16", 7.5, True), ("vllm", "fp16", 7.0, False), ("vllm", "fp8", 8.0, False),
-        ("vllm", "fp8", 8.9, True), ("vllm", "int8-w8a8", 8.0, True), ("vllm", "int8-w8a8", 10.0, False), ("vllm", "nvfp4", 9.0, False),
-        ("vllm", "nvfp4", 10.0, True), ("vllm", "nvfp4", 12.0, True), ("vllm", "bnb-nf4", 9.0, False), ("sglang", "bf16", 7.5, False),
-        ("tensorrt_llm", "fp8-block", 8.9, False), ("tensorrt_llm", "fp8-block", 12.0, False), ("tensorrt_llm", "int4-awq", 10.0, False),
-        ("tensorrt_llm", "fp8-block", 10.3, True), ("tgi", "bnb-nf4", 8.6, True), ("tgi", "bf16", 10.0, False),
-        ("transformers", "bnb-int8", 7.5, True), ("deepspeed_inference", "int4-awq", 9.0, False),
+        ("vllm", "bf16", 7.5, False),
+        ("vllm", "fp16", 7.5, True),
+        ("vllm", "fp16", 7.0, False),
+        ("vllm", "fp8", 8.0, False),
+        ("vllm", "fp8", 8.9, True),
+        ("vllm", "int8-w8a8", 8.0, True),
+        ("vllm", "int8-w8a8", 10.0, False),
+        ("vllm", "nvfp4", 9.0, False),
+        ("vllm", "nvfp4", 10.0, True),
+        ("vllm", "nvfp4", 12.0, True),
+        ("vllm", "bnb-nf4", 9.0, False),
+        ("sglang", "bf16", 7.5, False),
+        ("tensorrt_llm", "fp8-block", 8.9, False),
+        ("tensorrt_llm", "fp8-block", 12.0, False),
+        ("tensorrt_llm", "int4-awq", 10.0, False),
+        ("tensorrt_llm", "fp8-block", 10.3, True),
+        ("tgi", "bnb-nf4", 8.6, True),
+        ("tgi", "bf16", 10.0, False),
+        ("transformers", "bnb-int8", 7.5, True),
+        ("deepspeed_inference", "int4-awq", 9.0, False),
     ],
-)  # fmt: skip
+)
 def test_nvidia(name: str, precision: str, capability: float, runs: bool) -> None:
     assert (engine(name).support(precision, gpu(capability)) is not None) == runs
 
@@ -62,4 +86,4 @@ def test_amd_needs_the_dtype_and_the_vendor() -> None:
 
 def test_quantised_transformers_stay_on_one_gpu() -> None:
     for row in engine("transformers").precisions:
-        assert (row.max_tensor_parallel == 1) == (row.precision not in ("bf16", "fp16", "fp32"))
+        assert (row.max_tensor_parallel == 1) == (row.precision not in ("bf16", "fp16"))

@@ -11,7 +11,19 @@ from planner.plan import Plan
 from tests.emit.plans import MODELS, offer, owned, plan
 from tests.emit.test_files import check_all
 
-MACHINES = [("h100-sxm", 8), ("a100-sxm-80", 8), ("l4", 1), ("l40s", 4), ("h200", 8), ("b200", 8), ("t4", 4), ("mi300x", 8)]
+MACHINES = [
+    ("h100-sxm", 8),
+    ("a100-sxm-80", 8),
+    ("l4", 1),
+    ("l40s", 4),
+    ("h200", 8),
+    ("b200", 8),
+    ("t4", 4),
+    ("mi300x", 8),
+]
+
+
+ANY = ("fp8", "fp8-block", "int8-w8a8", "int4-awq", "int4-gptq", "bnb-int8", "bnb-nf4", "mxfp4", "nvfp4")
 
 
 def random_plan(rng: random.Random) -> Plan:
@@ -26,15 +38,39 @@ def random_plan(rng: random.Random) -> Plan:
     machines = dp * nodes if nodes > 1 else -(-dp // max(1, per // (tp * pp)))
     model = rng.choice(list(MODELS))
     moe = MODELS[model].moe and spec.expert_parallel
-    groups = rng.choice([g for g in (1, 2, 4) if tp % g == 0]) if moe and spec.name in ("vllm", "sglang") and nodes == 1 else 1
-    seen = owned(gpu, per, machines) if rng.random() < 0.3 else offer(
-        gpu, per, machines, provider=rng.choice(["aws", "gcp", "azure", "lambda", "runpod", "nebius", "coreweave"]),
-        tier=rng.choice(["on_demand", "spot", "reserved"]), region=rng.choice(["us-east-1", "eu-west-4", "global"]),
-    )  # fmt: skip
+    groups = (
+        rng.choice([g for g in (1, 2, 4) if tp % g == 0])
+        if moe and spec.name in ("vllm", "sglang") and nodes == 1
+        else 1
+    )
+    seen = (
+        owned(gpu, per, machines)
+        if rng.random() < 0.3
+        else offer(
+            gpu,
+            per,
+            machines,
+            provider=rng.choice(["aws", "gcp", "azure", "lambda", "runpod", "nebius", "coreweave"]),
+            tier=rng.choice(["on_demand", "spot", "reserved"]),
+            region=rng.choice(["us-east-1", "eu-west-4", "global"]),
+        )
+    )
+    kinds = [k for k in spec.kv_dtypes if k not in ("bf16", "fp16") or precision.precision in (k, *ANY)]
     return plan(
-        model, spec.name, precision.precision, rng.choice(list(spec.kv_dtypes)), tp, pp, dp, tp if moe and rng.random() < 0.5 else 1,
-        groups, (seen,), seqs=rng.choice([1, 8, 256]), share=rng.choice([None, 0.85]), length=rng.choice([2048, 131072]),
-    )  # fmt: skip
+        model,
+        spec.name,
+        precision.precision,
+        rng.choice(kinds),
+        tp,
+        pp,
+        dp,
+        tp if moe and rng.random() < 0.5 else 1,
+        groups,
+        (seen,),
+        seqs=rng.choice([1, 8, 256]),
+        share=rng.choice([None, 0.85]),
+        length=rng.choice([2048, 131072]),
+    )
 
 
 def test_a_hundred_random_plans(tmp_path: Path) -> None:

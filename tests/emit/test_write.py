@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from planner.emit import TARGETS, render, write_files
+from planner.emit import PLAN_FILE, TARGETS, render, write_files
 from planner.errors import InputError, InvalidValueError, NoPlanError, PlanFileError, UnknownNameError
+from planner.plan import load_plan
 from tests.emit.plans import GOLDEN, offer, plan
 
 PLAN = GOLDEN["vllm-tp4"]
@@ -17,9 +18,12 @@ PLAN = GOLDEN["vllm-tp4"]
 
 def test_writes_what_render_says_and_scripts_can_be_run(tmp_path: Path) -> None:
     paths = write_files(PLAN, tmp_path / "a/b")
-    assert {p.name: p.read_text("utf-8") for p in paths} == render(PLAN)
+    written = {p.name: p.read_text("utf-8") for p in paths}
+    assert load_plan(tmp_path / "a/b" / PLAN_FILE) == PLAN
+    del written[PLAN_FILE]
+    assert written == render(PLAN)
     assert all(os.access(p, os.X_OK) == p.read_text().startswith("#!") for p in paths)
-    assert {p.name for p in (tmp_path / "a/b").iterdir()} == set(render(PLAN))
+    assert {p.name for p in (tmp_path / "a/b").iterdir()} == {PLAN_FILE, *render(PLAN)}
 
 
 def test_own_files_are_replaced_foreign_ones_are_not(tmp_path: Path) -> None:
@@ -27,7 +31,7 @@ def test_own_files_are_replaced_foreign_ones_are_not(tmp_path: Path) -> None:
     write_files(PLAN, tmp_path)
     (tmp_path / "serve.sh").write_text("#!/bin/sh\nmine\n")
     before = {p.name: p.read_text() for p in tmp_path.iterdir()}
-    with pytest.raises(InvalidValueError, match="serve.sh"):
+    with pytest.raises(InvalidValueError, match=r"serve\.sh"):
         write_files(GOLDEN["vllm-two-replicas"], tmp_path)
     assert before == {p.name: p.read_text() for p in tmp_path.iterdir()}
     write_files(PLAN, tmp_path, force=True)
@@ -46,10 +50,10 @@ def test_ctrl_c_leaves_whole_files_and_nothing_temporary(tmp_path: Path, monkeyp
     monkeypatch.setattr(Path, "replace", interrupted)
     with pytest.raises(KeyboardInterrupt):
         write_files(PLAN, tmp_path)
-    texts = render(PLAN)
     left = {p.name: p.read_text() for p in tmp_path.iterdir()}
     assert len(left) == 2
-    assert left.items() <= texts.items()
+    texts = render(PLAN)
+    assert {name: text for name, text in left.items() if name != PLAN_FILE}.items() <= texts.items()
 
 
 def test_ctrl_c_while_writing_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,6 +93,10 @@ def test_nothing_to_launch_raises_and_writes_nothing(tmp_path: Path) -> None:
         render(plan("70b", "transformers", tp=16, offers=(offer(count=2),)))
     with pytest.raises(InvalidValueError, match="KV-cache"):
         render(plan("8b", "transformers", kv="fp8"))
+    with pytest.raises(InvalidValueError, match="model's dtype"):
+        render(plan("8b", "transformers", precision="fp16", kv="bf16"))
+    with pytest.raises(InvalidValueError, match="shard"):
+        render(plan("8b", "transformers", precision="bnb-nf4", tp=2))
     with pytest.raises(InvalidValueError, match="does not run"):
         render(plan(precision="bnb-nf4"))
     assert not (tmp_path / "none").exists()

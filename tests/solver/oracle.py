@@ -21,19 +21,11 @@ def solve_exhaustively(problem: Problem) -> tuple | None:
     rows, limits = problem.rows, problem.limits
     best = None
     for r in range(len(rows)):
-        if rows.required_kib[r] > rows.capacity_kib[r]:
-            continue
-        if limits.ttft_us is not None and rows.ttft_us[r] > limits.ttft_us:
-            continue
-        if limits.tpot_us is not None and rows.tpot_us[r] > limits.tpot_us:
-            continue
-        if limits.e2e_us is not None and rows.e2e_us[r] > limits.e2e_us:
-            continue
-        if limits.accuracy_loss_ppm is not None and rows.accuracy_loss_ppm[r] > limits.accuracy_loss_ppm:
+        if any(rows.metrics[name][r] > limits[name] for name in rows.metrics if name in limits):
             continue
         for replicas in range(int(rows.replicas[r]), int(rows.replicas_max[r]) + 1):
             tokens = replicas * int(rows.tokens_milli_per_s[r])
-            if limits.min_tokens_milli_per_s is not None and tokens < limits.min_tokens_milli_per_s:
+            if tokens < limits.get("min_throughput", 0):
                 continue
             per = int(rows.replicas_per_node[r])
             machines = math.ceil(replicas / per) if per else replicas * int(rows.nodes_per_replica[r])
@@ -42,13 +34,18 @@ def solve_exhaustively(problem: Problem) -> tuple | None:
                 here = [o for o in mine if o.place == place]
                 for counts in _splits(here, machines):
                     cost = sum(n * o.micro_usd_per_hour for n, o in zip(counts, here, strict=True))
+                    total = cost if rows.run_cost is None else int(rows.run_cost[r])
                     gpus = sum(n * o.gpus for n, o in zip(counts, here, strict=True))
-                    if limits.budget_micro_usd_per_hour is not None and cost > limits.budget_micro_usd_per_hour:
+                    if total > limits.get("budget", math.inf) or cost > limits.get("budget_per_hour", math.inf):
                         continue
-                    if limits.max_gpus is not None and gpus > limits.max_gpus:
+                    if gpus > limits.get("max_gpus", math.inf):
                         continue
-                    first = {"cheapest": (cost,), "fastest": (int(rows.latency_bucket[r]), cost), "throughput": (-tokens, cost)}[problem.goal]
-                    key = (*first, int(rows.e2e_us[r]), gpus)
+                    first = {
+                        "cheapest": (total,),
+                        "fastest": (int(rows.duration_bucket[r]), total),
+                        "throughput": (-tokens, total),
+                    }[problem.goal]
+                    key = (*first, int(rows.duration_us[r]), gpus)
                     if best is None or key < best:
                         best = key
     return best

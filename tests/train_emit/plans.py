@@ -22,10 +22,46 @@ from planner.plan import (
 
 VERSIONS = {"deepspeed": "0.19.8", "fsdp2": "2.13.0", "torchtitan": "0.3.0", "megatron_bridge": "0.3.1"}
 MODELS = {
-    "8b": ModelSummary("llama-3.1-8b", "meta-llama/Llama-3.1-8B", 8030261248, 8030261248, 32, 4096, 128256, 131072, False, "llama", "registry"),
-    "70b": ModelSummary("llama-3.1-70b", "meta-llama/Llama-3.1-70B", 70553706496, 70553706496, 80, 8192, 128256, 131072, False, "llama", "registry"),
+    "8b": ModelSummary(
+        "llama-3.1-8b",
+        "meta-llama/Llama-3.1-8B",
+        8030261248,
+        8030261248,
+        32,
+        4096,
+        128256,
+        131072,
+        False,
+        "llama",
+        "registry",
+    ),
+    "70b": ModelSummary(
+        "llama-3.1-70b",
+        "meta-llama/Llama-3.1-70B",
+        70553706496,
+        70553706496,
+        80,
+        8192,
+        128256,
+        131072,
+        False,
+        "llama",
+        "registry",
+    ),
     "tiny": ModelSummary("tiny", "./tiny", 200000, 200000, 4, 64, 512, 256, False, "llama", "test"),
-    "30b-a3b": ModelSummary("qwen3-30b-a3b", "Qwen/Qwen3-30B-A3B", 30532122624, 3350000000, 48, 2048, 151936, 40960, True, "qwen3_moe", "registry"),
+    "30b-a3b": ModelSummary(
+        "qwen3-30b-a3b",
+        "Qwen/Qwen3-30B-A3B",
+        30532122624,
+        3350000000,
+        48,
+        2048,
+        151936,
+        40960,
+        True,
+        "qwen3_moe",
+        "registry",
+    ),
 }
 
 
@@ -38,7 +74,9 @@ def offer(gpu: str = "h100-sxm", per: int = 8, count: int = 1, **kw: Any) -> Off
 
 
 def owned(gpu: str, per: int, count: int = 1) -> OfferChoice:
-    return offer(gpu, per, count, provider="owned", instance_type=f"{per}x{gpu}", region="here", tier="owned", usd_per_hour=0.0)
+    return offer(
+        gpu, per, count, provider="owned", instance_type=f"{per}x{gpu}", region="here", tier="owned", usd_per_hour=0.0
+    )
 
 
 def plan(
@@ -61,7 +99,10 @@ def plan(
     if train.get("method") == "qlora":
         defaults["frozen_precision"] = "nf4"
     settings = TrainSettings(
-        micro_batch_size=micro, gradient_accumulation_steps=accumulation, global_batch_size=micro * accumulation * dp, **(defaults | train)
+        micro_batch_size=micro,
+        gradient_accumulation_steps=accumulation,
+        global_batch_size=micro * accumulation * dp,
+        **(defaults | train),
     )
     dep = Deployment(
         engine=engine, engine_version=VERSIONS[engine], precision=precision, kv_cache_dtype="none", tensor_parallel=tp, pipeline_parallel=pp,
@@ -78,7 +119,14 @@ def plan(
 
 def tiny(engine: str = "deepspeed", dp: int = 2, **kw: Any) -> Plan:
     """A plan for two processes on one machine, small enough to run on a CPU."""
-    base: dict[str, Any] = {"seq_len": 64, "steps": 8, "micro": 2, "accumulation": 2, "checkpoint_interval": 0, "precision": "fp32"}
+    base: dict[str, Any] = {
+        "seq_len": 64,
+        "steps": 8,
+        "micro": 2,
+        "accumulation": 2,
+        "checkpoint_interval": 0,
+        "precision": "fp32",
+    }
     gpus = dp * kw.get("tp", 1) * kw.get("pp", 1)
     return plan("tiny", engine, dp=dp, offers=(owned("rtx-4090", gpus),), **(base | kw))
 
@@ -104,7 +152,11 @@ def _draw(rng: random.Random) -> Plan:
     per = rng.choice([1, 2, 4, 8])
     gpus = tp * pp * cp * dp
     count = -(-gpus // per)
-    machines = owned("rtx-4090", per, count) if rng.random() < 0.4 else offer(per=per, count=count, tier=rng.choice(["on_demand", "spot"]))
+    machines = (
+        owned("rtx-4090", per, count)
+        if rng.random() < 0.4
+        else offer(per=per, count=count, tier=rng.choice(["on_demand", "spot"]))
+    )
     if gpus % count:
         return _draw(rng)
     more: dict[str, Any] = {}

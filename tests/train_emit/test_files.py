@@ -56,7 +56,16 @@ def check_numbers(made: Plan, texts: dict[str, str]) -> None:
     train = dep.train
     assert train is not None
     settings = json.loads(texts["train_settings.json"])
-    for name in ("micro_batch_size", "gradient_accumulation_steps", "global_batch_size", "checkpoint_interval", "seq_len", "steps", "packing", "chunked_loss"):
+    for name in (
+        "micro_batch_size",
+        "gradient_accumulation_steps",
+        "global_batch_size",
+        "checkpoint_interval",
+        "seq_len",
+        "steps",
+        "packing",
+        "chunked_loss",
+    ):
         assert settings[name] == getattr(train, name), name
     assert settings["world_size"] == dep.gpus
     if "ds_config.json" in texts:
@@ -66,8 +75,16 @@ def check_numbers(made: Plan, texts: dict[str, str]) -> None:
         assert config["zero_optimization"]["stage"] == train.zero_stage
         assert config.get("bf16", {}).get("enabled", False) == (dep.precision == "bf16")
         assert config.get("fp16", {}).get("loss_scale", -1) == (0 if dep.precision == "fp16" else -1)
-        places = [config["zero_optimization"].get(f"offload_{part}", {}).get("device", "none") for part in ("optimizer", "param")]
-        assert places == {"none": ["none", "none"], "optimizer": ["cpu", "none"], "optimizer+parameters": ["cpu", "cpu"]}[train.offload]
+        places = [
+            config["zero_optimization"].get(f"offload_{part}", {}).get("device", "none")
+            for part in ("optimizer", "param")
+        ]
+        assert (
+            places
+            == {"none": ["none", "none"], "optimizer": ["cpu", "none"], "optimizer+parameters": ["cpu", "cpu"]}[
+                train.offload
+            ]
+        )
         assert config.get("tensor_parallel", {}).get("autotp_size", 1) == dep.tensor_parallel
     if "accelerate.yaml" in texts:
         tree = yaml.safe_load(texts["accelerate.yaml"])
@@ -78,7 +95,13 @@ def check_numbers(made: Plan, texts: dict[str, str]) -> None:
             assert tree["fsdp_config"]["fsdp_activation_checkpointing"] == (train.checkpoint_interval == 1)
     if "titan" in settings:
         sizes = settings["titan"]["parallelism"]
-        ranks = ("tensor_parallel_degree", "pipeline_parallel_degree", "context_parallel_degree", "data_parallel_shard_degree", "data_parallel_replicate_degree")
+        ranks = (
+            "tensor_parallel_degree",
+            "pipeline_parallel_degree",
+            "context_parallel_degree",
+            "data_parallel_shard_degree",
+            "data_parallel_replicate_degree",
+        )
         product = 1
         for name in ranks:
             product *= sizes[name]
@@ -88,7 +111,12 @@ def check_numbers(made: Plan, texts: dict[str, str]) -> None:
         if "module_fqns_per_model_part" in sizes:
             parts = sizes["module_fqns_per_model_part"]
             assert [len([n for n in p if n.startswith("layers.")]) for p in parts] == list(train.layers_per_stage or ())
-            assert [n for p in parts for n in p] == ["tok_embeddings", *[f"layers.{i}" for i in range(made.model.layers)], "norm", "lm_head"]
+            assert [n for p in parts for n in p] == [
+                "tok_embeddings",
+                *[f"layers.{i}" for i in range(made.model.layers)],
+                "norm",
+                "lm_head",
+            ]
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -113,7 +141,12 @@ def test_the_random_plans_reach_every_corner() -> None:
         dep = random_plan(random.Random(seed)).deployment
         assert dep is not None
         assert dep.train is not None
-        for name, value in (("engine", dep.engine), ("stage", (dep.engine, dep.train.zero_stage)), ("offload", (dep.engine, dep.train.offload)), ("method", dep.train.method)):
+        for name, value in (
+            ("engine", dep.engine),
+            ("stage", (dep.engine, dep.train.zero_stage)),
+            ("offload", (dep.engine, dep.train.offload)),
+            ("method", dep.train.method),
+        ):
             seen.setdefault(name, set()).add(value)
     assert seen["engine"] == set(VERSIONS)
     assert {("deepspeed", s) for s in range(4)} | {("fsdp2", s) for s in (0, 2, 3)} <= seen["stage"]
@@ -142,7 +175,7 @@ def test_the_plan_file_alone_is_enough(tmp_path: Path) -> None:
 def test_files_are_written_whole_and_foreign_ones_kept(tmp_path: Path) -> None:
     made = plan()
     written = write_files(made, tmp_path)
-    assert {p.name for p in written} == set(render(made)) == {p.name for p in tmp_path.iterdir()}
+    assert {p.name for p in written} == {*render(made), "plan.yaml"} == {p.name for p in tmp_path.iterdir()}
     assert os.access(tmp_path / "launch.sh", os.X_OK)
     write_files(made, tmp_path)
     (tmp_path / "train.py").write_text("mine\n")
@@ -169,7 +202,9 @@ def started(made: Plan, folder: Path, **env: str) -> list[str]:
         (bin_dir / name).chmod(0o755)
     write_files(made, folder, targets=("train",), force=True)
     clean = {"PATH": f"{bin_dir}:{os.defpath}", "OUT": str(out), "DATASET": "data.txt"} | env
-    done = subprocess.run(["bash", str(folder / WORDS)], env=clean, capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(
+        ["bash", str(folder / WORDS)], env=clean, capture_output=True, text=True, timeout=30, check=False
+    )
     assert done.returncode == 0, done.stderr
     return out.read_text().split("\0")[:-1]
 
@@ -182,7 +217,11 @@ def test_one_machine_starts_the_frameworks_launcher(tmp_path: Path) -> None:
     found = started(plan(), tmp_path / "a", OUTPUT_DIR="my out", EXTRA_ARGS="--steps 5")
     assert found[0] == "deepspeed"
     assert after(found, "--num_gpus") == "8"
-    assert [after(found, o) for o in ("--model", "--dataset", "--output")] == ["meta-llama/Llama-3.1-8B", "data.txt", "my out"]
+    assert [after(found, o) for o in ("--model", "--dataset", "--output")] == [
+        "meta-llama/Llama-3.1-8B",
+        "data.txt",
+        "my out",
+    ]
     assert found[-2:] == ["--steps", "5"]
     found = started(plan(engine="fsdp2"), tmp_path / "b")
     assert found[:2] == ["accelerate", "launch"]
@@ -197,9 +236,21 @@ def test_every_machine_meets_at_the_first(engine: str, tmp_path: Path) -> None:
     made = plan("70b", engine, dp=16, zero_stage=3)
     found = started(made, tmp_path, HOSTS="a b\nc\n", MACHINE_INDEX="1")
     assert found[0] == "torchrun"
-    assert [after(found, o) for o in ("--nnodes", "--nproc-per-node", "--node-rank", "--master-addr")] == ["2", "8", "1", "a"]
+    assert [after(found, o) for o in ("--nnodes", "--nproc-per-node", "--node-rank", "--master-addr")] == [
+        "2",
+        "8",
+        "1",
+        "a",
+    ]
     if engine == "torchtitan":
-        assert ["-m", "torchtitan.train", "--module", "titan_config", "--config", "planned"] == found[found.index("-m") :]
+        assert found[found.index("-m") :] == [
+            "-m",
+            "torchtitan.train",
+            "--module",
+            "titan_config",
+            "--config",
+            "planned",
+        ]
 
 
 def test_accelerate_gets_rank_and_address(tmp_path: Path) -> None:
@@ -221,7 +272,9 @@ def test_launch_says_what_is_missing(tmp_path: Path) -> None:
     env = {"PATH": os.defpath}
     done = subprocess.run(["bash", str(tmp_path / WORDS)], env=env, capture_output=True, text=True, check=False)
     assert (done.returncode, "set DATASET" in done.stderr) == (2, True)
-    done = subprocess.run(["bash", str(tmp_path / WORDS)], env=env | {"DATASET": "x"}, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["bash", str(tmp_path / WORDS)], env=env | {"DATASET": "x"}, capture_output=True, text=True, check=False
+    )
     assert (done.returncode, "set MACHINE_INDEX" in done.stderr) == (2, True)
 
 

@@ -54,7 +54,15 @@ def start(plan: Plan, folder: Path, out: Path, timeout: int = 420, **env: str) -
     """Writes the files of the plan to `out` and runs launch.sh; folder holds model and text."""
     emit(plan, out)
     full = environment(folder, OUTPUT_DIR=str(out / "output"), **env)
-    done = subprocess.run(["bash", str(out / "launch.sh")], env=full, cwd=out, capture_output=True, text=True, timeout=timeout, check=False)
+    done = subprocess.run(
+        ["bash", str(out / "launch.sh")],
+        env=full,
+        cwd=out,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
     return read(done.returncode, out, done.stdout + done.stderr)
 
 

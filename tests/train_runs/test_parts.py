@@ -45,7 +45,9 @@ def gradients(model: Any, ids: Any) -> tuple[float, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("every", [2, 3, 5])
-def test_groups_keep_one_activation_every_k_layers(every: int, parts: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_groups_keep_one_activation_every_k_layers(
+    every: int, parts: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import torch
 
     ids = torch.randint(0, 64, (2, 16), generator=torch.Generator().manual_seed(1))
@@ -113,13 +115,25 @@ def test_chunked_loss_is_the_same_loss(chunk: int, parts: ModuleType) -> None:
     model.lm_head.register_forward_hook(lambda m, i, out: biggest.__setitem__(0, max(biggest[0], out.numel())))
     parts.chunk_loss(model, chunk)
     torch.testing.assert_close(model(input_ids=ids, labels=labels).loss, wanted)
-    torch.testing.assert_close(model(input_ids=ids, labels=labels, num_items_in_batch=torch.tensor(77)).loss, wanted_items)
+    torch.testing.assert_close(
+        model(input_ids=ids, labels=labels, num_items_in_batch=torch.tensor(77)).loss, wanted_items
+    )
     assert biggest[0] <= chunk * 64
 
 
 def data(tiny_folder: Path, tmp_path: Path, dataset: Path, **kw: Any) -> Any:
     return argparse.Namespace(
-        **({"dataset": str(dataset), "text_field": "text", "model": str(tiny_folder / "model"), "output": str(tmp_path), "seq_len": 32, "packing": True} | kw)
+        **(
+            {
+                "dataset": str(dataset),
+                "text_field": "text",
+                "model": str(tiny_folder / "model"),
+                "output": str(tmp_path),
+                "seq_len": 32,
+                "packing": True,
+            }
+            | kw
+        )
     )
 
 
@@ -172,5 +186,10 @@ def test_next_plan(micro: int, accumulation: int, interval: int, expected: str, 
     from planner.emit.train.settings import then_try
 
     made = plan(zero_stage=2, micro=micro, accumulation=accumulation, checkpoint_interval=interval)
-    args = argparse.Namespace(micro_batch_size=micro, gradient_accumulation_steps=accumulation, checkpoint_interval=interval, then_try=then_try(layout_of(made)))
+    args = argparse.Namespace(
+        micro_batch_size=micro,
+        gradient_accumulation_steps=accumulation,
+        checkpoint_interval=interval,
+        then_try=then_try(layout_of(made)),
+    )
     assert expected in parts.next_plan(args)

@@ -83,10 +83,14 @@ def test_the_loss_falls(name: str, tiny_folder: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 @deepspeed
 @need("peft", "bitsandbytes")
-@pytest.mark.parametrize("settings", [{"engine": "fsdp2", "zero_stage": 0}, {"engine": "fsdp2", "zero_stage": 3}, {"zero_stage": 2}])
+@pytest.mark.parametrize(
+    "settings", [{"engine": "fsdp2", "zero_stage": 0}, {"engine": "fsdp2", "zero_stage": 3}, {"zero_stage": 2}]
+)
 def test_qlora(settings: dict[str, Any], tiny_folder: Path, tmp_path: Path) -> None:
     plan = tiny(method="qlora", checkpoint_interval=1, **settings, **BF16)
-    wrapper = {("fsdp2", 0): "DistributedDataParallel", ("fsdp2", 3): "FSDPModule"}.get((settings.get("engine"), settings["zero_stage"]), "DeepSpeedEngine")
+    wrapper = {("fsdp2", 0): "DistributedDataParallel", ("fsdp2", 3): "FSDPModule"}.get(
+        (settings.get("engine"), settings["zero_stage"]), "DeepSpeedEngine"
+    )
     check(start(plan, tiny_folder, tmp_path), wrapper, 2)
 
 
@@ -97,7 +101,9 @@ def test_a_resumed_run_continues_from_its_step(name: str, tiny_folder: Path, tmp
     """Stopped after 4 of 8 steps and started again, it repeats the losses of a run that never stopped."""
     plan = tiny(**CASES[name][2])
     whole = start(plan, tiny_folder, tmp_path / "whole")
-    half = start(plan, tiny_folder, tmp_path / "half", EXTRA_ARGS="--cpu --learning-rate 1e-2 --save-every 4 --stop-at 4")
+    half = start(
+        plan, tiny_folder, tmp_path / "half", EXTRA_ARGS="--cpu --learning-rate 1e-2 --save-every 4 --stop-at 4"
+    )
     assert half.code == 0, half.text[-3000:]
     assert [row["step"] for row in half.steps] == [1, 2, 3, 4]
     rest = start(plan, tiny_folder, tmp_path / "half")
@@ -109,7 +115,9 @@ def test_a_resumed_run_continues_from_its_step(name: str, tiny_folder: Path, tmp
 @pytest.mark.slow
 @deepspeed
 def test_all_ways_of_sharding_compute_the_same(tiny_folder: Path, tmp_path: Path) -> None:
-    plans = {f"zero{stage}": tiny(zero_stage=stage) for stage in range(4)} | {f"fsdp{stage}": tiny("fsdp2", zero_stage=stage) for stage in (0, 2, 3)}
+    plans = {f"zero{stage}": tiny(zero_stage=stage) for stage in range(4)} | {
+        f"fsdp{stage}": tiny("fsdp2", zero_stage=stage) for stage in (0, 2, 3)
+    }
     losses = {name: start(plan, tiny_folder, tmp_path / name).losses for name, plan in plans.items()}
     for name, found in losses.items():
         assert found == pytest.approx(losses["fsdp0"], rel=5e-3), name
@@ -127,7 +135,11 @@ def test_two_machines(engine: str, tiny_folder: Path, tmp_path: Path) -> None:
         for i in ("0", "1")
     ]  # fmt: skip
     texts = [process.communicate(timeout=300)[0] for process in started]
-    check(read(max(p.returncode for p in started), tmp_path, "".join(texts)), "DeepSpeedEngine" if engine == "deepspeed" else "FSDPModule", 2)
+    check(
+        read(max(p.returncode for p in started), tmp_path, "".join(texts)),
+        "DeepSpeedEngine" if engine == "deepspeed" else "FSDPModule",
+        2,
+    )
 
 
 @pytest.mark.slow
@@ -184,6 +196,8 @@ def test_another_number_of_processes_is_refused(tiny_folder: Path, tmp_path: Pat
     text = (tmp_path / "train_settings.json").read_text()
     (tmp_path / "train_settings.json").write_text(json.dumps(json.loads(text) | {"world_size": 16}))
     env = environment(tiny_folder, OUTPUT_DIR=str(tmp_path / "output"), LAUNCHER="torchrun")
-    done = subprocess.run(["bash", str(tmp_path / "launch.sh")], env=env, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        ["bash", str(tmp_path / "launch.sh")], env=env, capture_output=True, text=True, timeout=120, check=False
+    )
     assert done.returncode != 0
     assert "the plan is for 16 processes, 2 were started" in done.stderr

@@ -42,7 +42,7 @@ exec srun --kill-on-bad-exit=1 --export=ALL bash -c 'MACHINE_INDEX="$SLURM_NODEI
 
 def sky_refusal(laid: TrainLayout) -> str | None:
     """Why there is no SkyPilot task for this plan; None when there is one."""
-    return cloud_refusal(laid.offer)
+    return cloud_refusal(laid.offer, laid.machines)
 
 
 def skypilot_yaml(laid: TrainLayout, offer: OfferChoice) -> str:

@@ -24,16 +24,20 @@ def _about(laid: TrainLayout) -> list[str]:
     if laid.gated:
         lines.append("The hub asks for an accepted licence for this model: export HF_TOKEN of an account that has it.")
     if laid.machines > 1:
-        lines.append("On each machine: MACHINE_INDEX (0, 1, ...) and MASTER_ADDR (or HOSTS, all addresses in that order).")
+        lines.append(
+            "On each machine: MACHINE_INDEX (0, 1, ...) and MASTER_ADDR (or HOSTS, all addresses in that order)."
+        )
         if laid.engine == "deepspeed":
-            lines.append("Or once, over ssh: a file `hostfile` beside this script (see hostfile.example), no MACHINE_INDEX.")
+            lines.append(
+                "Or once, over ssh: a file `hostfile` beside this script (see hostfile.example), no MACHINE_INDEX."
+            )
     return lines
 
 
 def _torchrun(laid: TrainLayout) -> str:
     if laid.machines == 1:
         return (
-            f'exec torchrun --nnodes 1 --nproc-per-node {laid.gpus_per_machine} --master-addr 127.0.0.1 '
+            f"exec torchrun --nnodes 1 --nproc-per-node {laid.gpus_per_machine} --master-addr 127.0.0.1 "
             '--master-port "$MASTER_PORT" "${script[@]}"'
         )
     return (
@@ -84,7 +88,9 @@ def launch_sh(laid: TrainLayout, script: list[str], install: bool = True) -> str
     lines = "\n".join(f"    {part}" for part in script)
     extra = 'read -r -a extra_launch <<<"${LAUNCH_ARGS:-}"\n' if laid.engine == "fsdp2" else ""
     packages = " ".join(word(p) for p in laid.packages)
-    setup = f'if [[ "${{INSTALL:-0}}" == 1 ]]; then python3 -m pip install --quiet {packages}; fi\n\n' if install else ""
+    setup = (
+        f'if [[ "${{INSTALL:-0}}" == 1 ]]; then python3 -m pip install --quiet {packages}; fi\n\n' if install else ""
+    )
     return f"""#!/usr/bin/env bash
 {comment(_about(laid))}
 set -euo pipefail

@@ -83,7 +83,9 @@ class TrainLayout:
             names.append(extras["data"])
             names += [extras["lora"]] if self.train.method != "full" else []
             names += [extras["qlora"]] if self.train.method == "qlora" or self.optim.endswith("bnb_8bit") else []
-            names += [extras["torchao"]] if self.optim == "adamw_torch_8bit" or self.deployment.precision == "fp8" else []
+            names += (
+                [extras["torchao"]] if self.optim == "adamw_torch_8bit" or self.deployment.precision == "fp8" else []
+            )
         return list(dict.fromkeys(names))
 
     @property
@@ -109,7 +111,9 @@ def layout_of(plan: Plan) -> TrainLayout:
             "this plan has no deployment to launch", "it is infeasible", "Relax a limit it names and solve again."
         )
     if plan.task != "train" or dep.train is None:
-        raise PlanFileError("this plan has no training settings", "it looks like a serving plan", "Solve with --task train.")
+        raise PlanFileError(
+            "this plan has no training settings", "it looks like a serving plan", "Solve with --task train."
+        )
     if dep.engine not in facts()["titles"]:
         raise InvalidValueError(
             f"there are no training files for {dep.engine!r}", "", f"Frameworks: {', '.join(facts()['titles'])}."
@@ -137,9 +141,7 @@ def _check_sizes(dep: Deployment, train: TrainSettings) -> None:
     if not dep.offers or min(dep.data_parallel, dep.gpus_per_replica, *(o.gpus_per_instance for o in dep.offers)) < 1:
         raise PlanFileError("the plan's deployment has no machines, GPUs or replicas", "", "Solve again.")
     if ranks != dep.gpus:
-        raise PlanFileError(
-            f"the plan uses {dep.gpus} GPUs", f"its parallel sizes multiply to {ranks}", "Solve again."
-        )
+        raise PlanFileError(f"the plan uses {dep.gpus} GPUs", f"its parallel sizes multiply to {ranks}", "Solve again.")
     rows = train.micro_batch_size * train.gradient_accumulation_steps * dep.data_parallel
     if rows != train.global_batch_size:
         raise PlanFileError(
@@ -193,16 +195,36 @@ def _refusals(laid: TrainLayout) -> list[tuple[bool, str, str]]:
             (pp > 1 and train.offload != "none", "PipelineModule keeps its states on the GPU", "Pin --offload none."),
             (pp > 1 and train.method != "full", "the pipeline script trains all weights", "Pin --pp 1."),
             (pp > 1 and train.optimizer not in ("adamw", "adamw-bf16"), "the pipeline script runs AdamW", other),
-            (pp > 1 and train.layers_per_stage is None, "the plan does not say which layers a stage holds", "Solve again."),
+            (
+                pp > 1 and train.layers_per_stage is None,
+                "the plan does not say which layers a stage holds",
+                "Solve again.",
+            ),
             (pp > 1 and not train.packing, "the pipeline script has no padding mask", "Plan with packing."),
             (tp > 1 and train.zero_stage == 0, "AutoTP was only seen with ZeRO 1 to 3", "Pin --zero-stage 1."),
             (tp > 1 and train.method != "full", "AutoTP does not split adapters", "Pin --tp 1."),
             (dep.precision == "fp8", "it computes in bf16, fp16 or fp32", bigger),
-            (train.offload == "optimizer+parameters" and train.zero_stage < 3, "parameters leave the GPU only with ZeRO 3", "Pin --zero-stage 3."),
+            (
+                train.offload == "optimizer+parameters" and train.zero_stage < 3,
+                "parameters leave the GPU only with ZeRO 3",
+                "Pin --zero-stage 3.",
+            ),
             (train.offload == "optimizer" and train.zero_stage < 1, "offload needs ZeRO", "Pin --zero-stage 1."),
-            (train.optimizer == "adamw-bf16" and (train.zero_stage < 1 or dep.precision != "bf16"), "bf16 states need ZeRO 1 to 3 and bf16", other),
-            (train.optimizer in ("adamw-8bit", "paged-adamw-8bit", "adafactor") and train.offload != "none", "its CPU optimizer is AdamW", other),
-            (train.optimizer == "adafactor" and train.zero_stage > 0, "ZeRO flattens the weights, and then it saves nothing", other),
+            (
+                train.optimizer == "adamw-bf16" and (train.zero_stage < 1 or dep.precision != "bf16"),
+                "bf16 states need ZeRO 1 to 3 and bf16",
+                other,
+            ),
+            (
+                train.optimizer in ("adamw-8bit", "paged-adamw-8bit", "adafactor") and train.offload != "none",
+                "its CPU optimizer is AdamW",
+                other,
+            ),
+            (
+                train.optimizer == "adafactor" and train.zero_stage > 0,
+                "ZeRO flattens the weights, and then it saves nothing",
+                other,
+            ),
         ]
     if laid.engine == "fsdp2":
         return [
@@ -210,10 +232,26 @@ def _refusals(laid: TrainLayout) -> list[tuple[bool, str, str]]:
             (tp > 1 or cp > 1, "the Trainer cannot resume a model split by tensor or context", bigger),
             (dep.precision == "fp8", "the Trainer computes in bf16, fp16 or fp32", bigger),
             (train.zero_stage == 1, "FSDP2 shards gradients too", "Pin --zero-stage 2 or 3."),
-            (train.offload == "optimizer", "FSDP2 moves states and parameters together", "Pin --offload optimizer+parameters."),
-            (train.offload != "none" and train.zero_stage == 0, "DDP keeps everything on the GPU", "Pin --zero-stage 3."),
-            (train.optimizer == "paged-adamw-8bit" and train.zero_stage > 0, "paged states cannot be sharded", "Choose --optimizer adamw-8bit."),
-            (train.optimizer in ("muon", "adafactor") and train.zero_stage > 0, f"{train.optimizer} on sharded weights was never run", other),
+            (
+                train.offload == "optimizer",
+                "FSDP2 moves states and parameters together",
+                "Pin --offload optimizer+parameters.",
+            ),
+            (
+                train.offload != "none" and train.zero_stage == 0,
+                "DDP keeps everything on the GPU",
+                "Pin --zero-stage 3.",
+            ),
+            (
+                train.optimizer == "paged-adamw-8bit" and train.zero_stage > 0,
+                "paged states cannot be sharded",
+                "Choose --optimizer adamw-8bit.",
+            ),
+            (
+                train.optimizer in ("muon", "adafactor") and train.zero_stage > 0,
+                f"{train.optimizer} on sharded weights was never run",
+                other,
+            ),
             (train.optimizer == "muon", "the Trainer has no Muon", other),
         ]
     common = [
@@ -235,5 +273,9 @@ def _refusals(laid: TrainLayout) -> list[tuple[bool, str, str]]:
         (dep.precision == "fp32", "its recipes mix 16 or 8 bit", "Use bf16."),
         (train.offload != "none", "its states stay on the GPU", "Pin --offload none."),
         (train.optimizer != "adamw", "its script here runs AdamW with fp32 states", other),
-        (pp > 1 and train.zero_stage > 1, "Megatron FSDP and pipeline stages were never combined here", "Pin --zero-stage 1."),
+        (
+            pp > 1 and train.zero_stage > 1,
+            "Megatron FSDP and pipeline stages were never combined here",
+            "Pin --zero-stage 1.",
+        ),
     ]

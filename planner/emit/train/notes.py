@@ -148,5 +148,7 @@ def _know(laid: TrainLayout) -> list[str]:
     if train.offload != "none" and laid.engine == "deepspeed":
         lines.append("* Offload uses DeepSpeedCPUAdam, which compiles once at the first start (about two minutes).")
     if laid.engine not in HUGGING_FACE:
-        lines.append(f"* Not run by us: {laid.title} needs GPUs. Fields are those of {facts()['read_from'][laid.engine]}.")
+        lines.append(
+            f"* Not run by us: {laid.title} needs GPUs. Fields are those of {facts()['read_from'][laid.engine]}."
+        )
     return lines

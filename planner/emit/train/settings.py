@@ -42,10 +42,8 @@ def dtypes(laid: TrainLayout) -> dict[str, Any]:
     precision, train = laid.deployment.precision, laid.train
     pure = train.optimizer == "adamw-bf16"
     half = precision if precision in ("fp16", "fp32") else "bf16"
-    if laid.engine == "deepspeed" or train.method != "full":
-        load = half
-    else:
-        load = "bf16" if pure else "fp32"
+    masters = "bf16" if pure else "fp32"
+    load = half if laid.engine == "deepspeed" or train.method != "full" else masters
     autocast = None if pure or precision == "fp32" else half
     return {"load_dtype": load, "autocast": autocast, "adapters_fp32": laid.engine == "fsdp2" and not pure}
 
@@ -99,7 +97,9 @@ def then_try(laid: TrainLayout) -> str:
     if not pipeline and train.offload == "none" and laid.engine == "deepspeed":
         return f"keep the optimizer in host memory: {again} --offload optimizer (the rest as before), then emit again"
     if not pipeline and train.offload != "optimizer+parameters" and laid.engine in ("deepspeed", "fsdp2"):
-        return f"keep weights in host memory: {again} --offload optimizer+parameters (the rest as before), then emit again"
+        return (
+            f"keep weights in host memory: {again} --offload optimizer+parameters (the rest as before), then emit again"
+        )
     return f"more GPUs, a shorter --seq-len or --method lora: {again}, then emit again"
 
 

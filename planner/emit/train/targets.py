@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 from importlib.resources import files as resources
 
 from planner.emit.text import HEADER, comment

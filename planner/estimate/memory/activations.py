@@ -35,13 +35,22 @@ def mlp_token_bytes(layer: Layer, hidden: int, ways: int, tensor_parallel: int) 
         return (3 if mlp.gated else 2) * mlp.intermediate / ways * 2.0, 0.0
     if isinstance(mlp, MoeMlp):
         inter = mlp.expert_intermediate / tensor_parallel
-        routed = mlp.experts_per_token * (max((2 if mlp.gated else 1) * inter, mlp.expert_hidden or hidden) + inter) * 2.0
+        routed = (
+            mlp.experts_per_token * (max((2 if mlp.gated else 1) * inter, mlp.expert_hidden or hidden) + inter) * 2.0
+        )
         return (3 if mlp.gated else 2) * mlp.shared_intermediate / ways * 2.0, routed
     return 0.0, 0.0
 
 
 @lru_cache(maxsize=65536)
-def activation_cost(model: ModelSpec, precision_name: str, tensor_parallel: int, attention_data_parallel: int, last_stage: bool, rules: MemoryRules) -> ActivationCost:
+def activation_cost(  # noqa: PLR0917 (axes of a shard)
+    model: ModelSpec,
+    precision_name: str,
+    tensor_parallel: int,
+    attention_data_parallel: int,
+    last_stage: bool,
+    rules: MemoryRules,
+) -> ActivationCost:
     """Coefficients for one stage. Fitted on vLLM 0.15 to 0.19 logs (engines/memory.yaml); 21 dense and multimodal
     models within 6%, MoE within 8%."""
     ways, a = max(1, tensor_parallel // attention_data_parallel), rules.activation

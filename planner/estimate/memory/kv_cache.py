@@ -57,13 +57,19 @@ def mixer_token_bytes(mixer: Mixer, kv: KvDtype, ways: int) -> float:
         return max(1, -(-mixer.kv_heads // ways)) * (mixer.head_dim + mixer.value_dim) * kv.bytes_per_element
     if isinstance(mixer, LatentAttention):
         latent = (mixer.kv_lora_rank + mixer.qk_rope_head_dim) * kv.bytes_per_element
-        return latent + (mixer.indexer_dim + 4 if mixer.indexer_dim else 0)
+        return (
+            (latent + (mixer.indexer_dim + 4 if mixer.indexer_dim else 0)) / mixer.compression
+            if mixer.compression
+            else 0.0
+        )
     return 0.0
 
 
 def state_bytes(mixer: StateMixer, ways: int) -> float:
     """Fixed bytes per sequence of one state layer on one rank (the state is not quantised with the cache)."""
-    return (mixer.state_elements * mixer.state_bytes_per_element + mixer.conv_elements * mixer.conv_bytes_per_element) / ways
+    return (
+        mixer.state_elements * mixer.state_bytes_per_element + mixer.conv_elements * mixer.conv_bytes_per_element
+    ) / ways
 
 
 Bucket = tuple[int, bool, float]
@@ -78,6 +84,9 @@ def _buckets(layers: Sequence[Layer], kv: KvDtype, ways: int) -> tuple[dict[Buck
             if isinstance(mixer, StateMixer):
                 states.append(state_bytes(mixer, ways))
                 continue
+            if isinstance(mixer, LatentAttention) and mixer.window:
+                vector = (mixer.kv_lora_rank + mixer.qk_rope_head_dim) * kv.bytes_per_element
+                found[mixer.window, False, vector] = found.get((mixer.window, False, vector), 0) + 1
             per_token = mixer_token_bytes(mixer, kv, ways)
             if per_token:
                 window = mixer.window or 0 if isinstance(mixer, Attention) and mixer.kind != "full" else 0
@@ -88,14 +97,18 @@ def _buckets(layers: Sequence[Layer], kv: KvDtype, ways: int) -> tuple[dict[Buck
 
 def _cross_bytes(layers: Sequence[Layer], kv: KvDtype, ways: int, encoder_tokens: int) -> float:
     heads = [m for layer in layers for m in layer.mixers if isinstance(m, Attention) and m.cross]
-    return sum(max(1, -(-m.kv_heads // ways)) * (m.head_dim + m.value_dim) * kv.bytes_per_element * encoder_tokens for m in heads)
+    return sum(
+        max(1, -(-m.kv_heads // ways)) * (m.head_dim + m.value_dim) * kv.bytes_per_element * encoder_tokens
+        for m in heads
+    )
 
 
 def stage_kv(layers: Sequence[Layer], kv: KvDtype, ways: int, rules: KvRules, encoder_tokens: int = 0) -> StageKv:
     """What a sequence costs on a rank that holds `layers`."""
     buckets, states = _buckets(layers, kv, ways)
     fixed = _cross_bytes(layers, kv, ways, encoder_tokens) if encoder_tokens else 0.0
-    if rules.sliding == "grouped" and (len({(w, c) for w, c, _ in buckets}) > 1 or states):
+    compressed = any(isinstance(m, LatentAttention) and m.compression != 1 for layer in layers for m in layer.mixers)
+    if rules.sliding == "grouped" and not compressed and (len({(w, c) for w, c, _ in buckets}) > 1 or states):
         return _grouped(buckets, states, rules, fixed)
     block, full, windows = rules.block_tokens, 0.0, []
     for (window, chunked, per_token), count in buckets.items():
@@ -118,23 +131,30 @@ def _grouped(buckets: dict[Bucket, int], states: list[float], rules: KvRules, fi
     if states:
         block *= max(1, -(-int(max(states)) // int(widest * rules.block_tokens)))
     page = widest * block
-    kinds: dict[tuple[int, bool], int] = {}
-    for (window, chunked, per_token), count in buckets.items():
-        if per_token < widest and widest % per_token == 0:
-            count = -(-count // int(widest / per_token))
-        kinds[(window, chunked)] = kinds.get((window, chunked), 0) + count
-    counts = [*kinds.values(), *([len(states)] if states else [])]
+    counts = [*buckets.values(), *([len(states)] if states else [])]
     size = max(counts) if max(counts) < min(counts) * rules.group_ratio else min(counts)
-    padded = {kind: -(-count // size) * size for kind, count in kinds.items()}
-    full = sum(n * page for (window, _), n in padded.items() if not window)
-    windows = tuple(WindowCost(w, c, n * page) for (w, c), n in padded.items() if w)
+    full, windows = 0.0, []
+    for (window, chunked, per_token), count in buckets.items():
+        each = per_token * block if widest % per_token == 0 else page
+        total = -(-count // size) * size * each
+        if window:
+            windows.append(WindowCost(window, chunked, total))
+        else:
+            full += total
     state_pages = -(-len(states) // size) * size * page
     groups = sum(-(-count // size) for count in counts)
-    return StageKv(block, full, windows, fixed + state_pages, size * page, groups)
+    return StageKv(block, full, tuple(windows), fixed + state_pages, size * page, groups)
 
 
 @lru_cache(maxsize=65536)
-def stages_kv(model: ModelSpec, kv: KvDtype, tensor_parallel: int, pipeline_parallel: int, attention_data_parallel: int, rules: MemoryRules) -> tuple[StageKv, ...]:
+def stages_kv(  # noqa: PLR0917 (axes of a shard)
+    model: ModelSpec,
+    kv: KvDtype,
+    tensor_parallel: int,
+    pipeline_parallel: int,
+    attention_data_parallel: int,
+    rules: MemoryRules,
+) -> tuple[StageKv, ...]:
     """StageKv of every pipeline stage, shape (pipeline_parallel,)."""
     ways = max(1, tensor_parallel // attention_data_parallel)
     encoder = int(model.attributes.get("encoder_tokens", "0"))
@@ -156,26 +176,36 @@ def sequence_bytes(cost: StageKv, tokens: Any, in_flight_tokens: Any = 0) -> Any
     return total
 
 
-def kv_bytes_per_token(
-    model: ModelSpec, kv_cache_dtype: KvDtype | str = "bf16", tensor_parallel: int = 1, pipeline_parallel: int = 1,
-    attention_data_parallel: int = 1, engine: str = "vllm", version: str = "",
-) -> float:  # fmt: skip
+def kv_bytes_per_token(  # noqa: PLR0917 (axes of a shard)
+    model: ModelSpec,
+    kv_cache_dtype: KvDtype | str = "bf16",
+    tensor_parallel: int = 1,
+    pipeline_parallel: int = 1,
+    attention_data_parallel: int = 1,
+    engine: str = "vllm",
+    version: str = "",
+) -> float:
     """Bytes a token adds on the fullest stage's rank while no window is full, group padding included."""
     kv = kv_named(kv_cache_dtype) if isinstance(kv_cache_dtype, str) else kv_cache_dtype
-    stages = stages_kv(model, kv, tensor_parallel, pipeline_parallel, attention_data_parallel, memory_rules(engine, version))
+    stages = stages_kv(
+        model, kv, tensor_parallel, pipeline_parallel, attention_data_parallel, memory_rules(engine, version)
+    )
     return max(s.bytes_per_token for s in stages)
 
 
 def state_bytes_per_sequence(model: ModelSpec, tensor_parallel: int = 1, attention_data_parallel: int = 1) -> float:
     """Fixed state of one sequence on a rank, all stages together, without page padding."""
     ways = max(1, tensor_parallel // attention_data_parallel)
-    return sum(state_bytes(m, ways) * n for layer, n in model.layer_groups for m in layer.mixers if isinstance(m, StateMixer))
+    return sum(
+        state_bytes(m, ways) * n for layer, n in model.layer_groups for m in layer.mixers if isinstance(m, StateMixer)
+    )
 
 
 def pool_tokens(cost: StageKv, pool_bytes: float, rules: KvRules, max_model_len: int, in_flight_tokens: int) -> int:
     """Tokens the engine reports for a pool on one stage ('GPU KV cache size').
 
-    blocks: blocks // groups x block_tokens (vLLM before 0.20); request: pool / bytes of one max_model_len sequence x max_model_len.
+    blocks: blocks // groups x block_tokens (vLLM before 0.20); request: pool / bytes of one sequence of max_model_len,
+    x max_model_len.
     """
     if pool_bytes <= 0 or cost.group_bytes <= 0:
         return 0

@@ -47,12 +47,13 @@ class RuntimeRules:
 
 @dataclass(frozen=True)
 class GraphRules:
-    """CUDA graphs: base + layers x (per_layer + hidden x per_layer_hidden), plus moe_layer for expert layers."""
+    """CUDA graphs: base + layers x (per_layer + hidden x per_layer_hidden - log2(TP) x per_layer_tp + moe_layer)."""
 
     base_gib: float
     per_layer_gib: float
     per_layer_hidden_gib: float
     moe_layer_gib: float
+    per_layer_tp_gib: float
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,9 @@ class MemoryRules:
     verified: bool
     reserve_share: float = 0.0
 
+    def __hash__(self) -> int:
+        return hash((self.engine, self.until))
+
 
 def version_key(version: str) -> tuple[int, ...]:
     """(0, 19, 0) of '0.19.0', '~0.19', 'v0.19.0.dev3'; () when there is no number."""
@@ -99,9 +103,12 @@ def _table() -> dict[str, tuple[MemoryRules, ...]]:
 def _rules(engine: str, row: dict[str, Any]) -> MemoryRules:
     row = {k: v for k, v in row.items() if k != "date"}
     parts: dict[str, Any] = {
-        "kv": KvRules(**row.pop("kv")), "mxfp4": Mxfp4Rules(**row.pop("mxfp4")), "activation": ActivationRules(**row.pop("activation")),
-        "runtime": RuntimeRules(**row.pop("runtime")), "graphs": GraphRules(**row.pop("graphs")),
-    }  # fmt: skip
+        "kv": KvRules(**row.pop("kv")),
+        "mxfp4": Mxfp4Rules(**row.pop("mxfp4")),
+        "activation": ActivationRules(**row.pop("activation")),
+        "runtime": RuntimeRules(**row.pop("runtime")),
+        "graphs": GraphRules(**row.pop("graphs")),
+    }
     return MemoryRules(engine=engine, **parts, **row)
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.engines.records import EngineSpec
-from planner.estimate.memory.activations import ActivationCost, activation_bytes, activation_cost
-from planner.estimate.memory.kv_cache import StageKv, WindowCost, sequence_bytes, stages_kv
+from planner.estimate.memory.activations import ActivationCost, activation_cost
+from planner.estimate.memory.kv_cache import StageKv, WindowCost, stages_kv
 from planner.estimate.memory.rules import MemoryRules, memory_rules
 from planner.estimate.memory.runtime import graphs_bytes, shard_runtime_bytes
 from planner.estimate.memory.weights import stage_sizes, stage_weights_bytes
@@ -45,8 +45,8 @@ class ServingMemory:
 
     kv_pool_bytes: what the engine gives the cache (>= 0); kv_pool_tokens: tokens of sequences of tokens_per_sequence
     that the pool of one attention group holds, the least over stages; kv_needed_bytes: max_num_seqs such sequences, at
-    least one of max_model_len; required_bytes = weights + activations + runtime + graphs + kv_needed, to be held against
-    capacity_bytes.
+    least one of max_model_len; required_bytes = weights + activations + runtime + graphs + kv_needed, to be held
+    against capacity_bytes.
     """
 
     usable_bytes: FloatArray
@@ -78,11 +78,15 @@ def stage_costs(model: ModelSpec, shard: Shard, rules: MemoryRules) -> tuple[Sta
     tp, pp, adp = shard.tensor_parallel, shard.pipeline_parallel, shard.attention_data_parallel
     weights = stage_weights_bytes(model, shard.precision, tp, pp, shard.expert_parallel, adp, rules)
     caches = stages_kv(model, shard.kv_dtype, tp, pp, adp, rules)
-    runtime, found = shard_runtime_bytes(rules, shard), {}
+    runtime = shard_runtime_bytes(rules, shard)
+    found: dict[tuple[object, ...], StageCost] = {}
     for i, size in enumerate(stage_sizes(len(model.layers), pp)):
-        act = activation_cost(model, shard.precision.name, tp, adp, i == pp - 1, rules)
-        found[StageCost(weights[i], graphs_bytes(rules, model, tp, size), runtime, act, caches[i])] = None
-    return tuple(found)
+        kv, last = caches[i], i == pp - 1
+        key = (weights[i], size, last, kv.full_block_bytes, kv.fixed_bytes, kv.windows)
+        if key not in found:
+            act = activation_cost(model, shard.precision.name, tp, adp, last, rules)
+            found[key] = StageCost(weights[i], graphs_bytes(rules, model, tp, size), runtime, act, kv)
+    return tuple(found.values())
 
 
 _COLUMNS = 12
@@ -91,12 +95,24 @@ _W, _G, _R, _BODY, _LIVE, _WORK, _SAMP, _FIX, _BLOCK, _FULL, _KFIX, _GRP = range
 
 def _row(c: StageCost) -> list[float]:
     a, k = c.activation, c.kv
-    return [c.weights, c.graphs, c.runtime, a.body_per_token, a.live_per_token, a.workspace_per_token, a.sampler_per_sequence, a.fixed,
-            k.block_tokens, k.full_block_bytes, k.fixed_bytes, k.group_bytes]  # fmt: skip
+    return [
+        c.weights,
+        c.graphs,
+        c.runtime,
+        a.body_per_token,
+        a.live_per_token,
+        a.workspace_per_token,
+        a.sampler_per_sequence,
+        a.fixed,
+        k.block_tokens,
+        k.full_block_bytes,
+        k.fixed_bytes,
+        k.group_bytes,
+    ]
 
 
 class _Tables:
-    """Per-pair tables, shape (pairs, stages, columns) and windows (pairs, stages, most windows, 3), padded with repeats."""
+    """Tables of shape (pairs, stages, columns) and (pairs, stages, most windows, 3), padded with repeats."""
 
     def __init__(self, costs: list[tuple[StageCost, ...]]) -> None:
         self.stages = max(len(c) for c in costs)
@@ -105,7 +121,16 @@ class _Tables:
         most = max((len(s.kv.windows) for stages in padded for s in stages), default=0)
         empty = WindowCost(1, True, 0.0)
         self.windows = np.array(
-            [[[(w.window - (not w.chunked), not w.chunked, w.block_bytes) for w in (*s.kv.windows, *[empty] * (most - len(s.kv.windows)))] for s in stages] for stages in padded],
+            [
+                [
+                    [
+                        (w.window - (not w.chunked), not w.chunked, w.block_bytes)
+                        for w in (*s.kv.windows, *[empty] * (most - len(s.kv.windows)))
+                    ]
+                    for s in stages
+                ]
+                for stages in padded
+            ],
             dtype=np.float64,
         ).reshape(len(costs), self.stages, most, 3)
 
@@ -121,17 +146,27 @@ def _sequence(v: FloatArray, w: FloatArray, tokens: FloatArray | float, in_fligh
 
 def _budget(rules: Sequence[MemoryRules], share: float | None) -> FloatArray:
     """(share of total, is share of free, reserve, activations outside, graphs inside) per pair."""
-    return np.array([
-        [r.default_share if share is None else share, r.budget == "share_of_free", r.reserve_share, r.activation.outside_budget, r.graphs_in_budget]
-        for r in rules
-    ], dtype=np.float64)  # fmt: skip
+    return np.array(
+        [
+            [
+                r.default_share if share is None else share,
+                r.budget == "share_of_free",
+                r.reserve_share,
+                r.activation.outside_budget,
+                r.graphs_in_budget,
+            ]
+            for r in rules
+        ],
+        dtype=np.float64,
+    )
 
 
 @dataclass(frozen=True)
 class MemoryTable:
     """Memory coefficients of pairs (shard, engine), made once and read by every pass over the rows.
 
-    Shards that differ only in the GPU share their coefficients. row_of: coefficients of each pair; usable: bytes of its GPU.
+    Shards that differ only in the GPU share their coefficients. row_of: coefficients of each pair; usable: bytes of
+    its GPU.
     """
 
     coefficients: _Tables
@@ -141,7 +176,11 @@ class MemoryTable:
 
 
 def memory_table(
-    model: ModelSpec, shards: Sequence[Shard], engines: Sequence[EngineSpec], pairs: Sequence[tuple[int, int]], memory_share: float | None = None
+    model: ModelSpec,
+    shards: Sequence[Shard],
+    engines: Sequence[EngineSpec],
+    pairs: Sequence[tuple[int, int]],
+    memory_share: float | None = None,
 ) -> MemoryTable:
     """The table of pairs given as (shard, engine) indices."""
     rules = [memory_rules(e.name, e.version) for e in engines]
@@ -163,10 +202,20 @@ def memory_table(
 def _coefficient_key(s: Shard) -> tuple[object, ...]:
     """What the coefficients of a shard depend on: everything but the GPU."""
     kind = s.tensor_link.kind if s.tensor_link else ""
-    return (s.precision.name, s.kv_dtype.name, s.tensor_parallel, s.pipeline_parallel, s.expert_parallel, s.attention_data_parallel, kind)
+    return (
+        s.precision.name,
+        s.kv_dtype.name,
+        s.tensor_parallel,
+        s.pipeline_parallel,
+        s.expert_parallel,
+        s.attention_data_parallel,
+        kind,
+    )
 
 
-def serving_memory(model: ModelSpec, shards: Sequence[Shard], engines: Sequence[EngineSpec], rows: ServingRows) -> ServingMemory:
+def serving_memory(
+    model: ModelSpec, shards: Sequence[Shard], engines: Sequence[EngineSpec], rows: ServingRows
+) -> ServingMemory:
     """Memory of every row; table_memory over the pairs that the rows use."""
     pair, inverse = np.unique(rows.shard.astype(np.int64) * len(engines) + rows.engine, return_inverse=True)
     pairs = [(int(p) // len(engines), int(p) % len(engines)) for p in pair]
@@ -176,17 +225,17 @@ def serving_memory(model: ModelSpec, shards: Sequence[Shard], engines: Sequence[
 def table_memory(table: MemoryTable, pair: IntArray, rows: ServingRows) -> ServingMemory:
     """Memory of every row; pair: its position in the table (rows.shard, engine and memory_share are not looked at).
 
-    Budget rules: share of total (vLLM, SGLang): KV = share x total - weights - activations - runtime (- graphs where the
-    version counts them); share of free (TensorRT-LLM): KV = share x (total - all else); SGLang leaves activations and
-    graphs outside its share; the rest keep a reserve. Sources in engines/memory.yaml.
+    Budget rules: share of total (vLLM, SGLang): KV = share x total - weights - activations - runtime (- graphs where
+    the version counts them); share of free (TensorRT-LLM): KV = share x (total - all else); SGLang leaves
+    activations and graphs outside its share; the rest keep a reserve. Sources in engines/memory.yaml.
     """
     at = table.row_of[pair]
-    budget, usable = table.budget[at], table.usable[pair]
+    budget, usable = np.take(table.budget.T, at, axis=1), table.usable[pair]
     in_flight = rows.max_num_batched_tokens.astype(np.float64)
     seqs = np.minimum(rows.max_num_seqs, rows.max_num_batched_tokens)
     best: dict[str, FloatArray] = {}
     for stage in range(table.coefficients.stages):
-        v, w = table.coefficients.values[:, stage][at].T, table.coefficients.windows[:, stage][at]
+        v, w = np.take(table.coefficients.values[:, stage].T, at, axis=1), table.coefficients.windows[:, stage][at]
         part = _stage(v, w, rows, usable, budget, in_flight, seqs)
         if not best:
             best = part
@@ -198,14 +247,31 @@ def table_memory(table: MemoryTable, pair: IntArray, rows: ServingRows) -> Servi
         for name in ("weights", "activation", "runtime", "graphs", "needed", "required", "capacity"):
             best[name] = np.where(fuller, part[name], best[name])
     return ServingMemory(
-        usable, best["budget"], best["weights"], best["activation"], best["runtime"], best["graphs"], best["pool"], best["tokens"],
-        best["needed"], best["required"], best["capacity"],
-    )  # fmt: skip
+        usable,
+        best["budget"],
+        best["weights"],
+        best["activation"],
+        best["runtime"],
+        best["graphs"],
+        best["pool"],
+        best["tokens"],
+        best["needed"],
+        best["required"],
+        best["capacity"],
+    )
 
 
-def _stage(v: FloatArray, w: FloatArray, rows: ServingRows, usable: FloatArray, budget: FloatArray, in_flight: FloatArray, seqs: IntArray) -> dict[str, FloatArray]:
+def _stage(  # noqa: PLR0917 (gathered once, shared by all stages)
+    v: FloatArray,
+    w: FloatArray,
+    rows: ServingRows,
+    usable: FloatArray,
+    budget: FloatArray,
+    in_flight: FloatArray,
+    seqs: IntArray,
+) -> dict[str, FloatArray]:
     """Every quantity of one stage, shape (rows,)."""
-    share, of_free, reserve, outside, graphs_in = budget.T
+    share, of_free, reserve, outside, graphs_in = budget
     act = np.maximum(in_flight * v[_BODY], seqs * v[_SAMP] + in_flight * v[_LIVE]) + in_flight * v[_WORK] + v[_FIX]
     inside = v[_W] + v[_R] + np.where(outside > 0, 0.0, act) + np.where(graphs_in > 0, v[_G], 0.0)
     all_of_it = v[_W] + v[_R] + act + v[_G]
@@ -216,15 +282,14 @@ def _stage(v: FloatArray, w: FloatArray, rows: ServingRows, usable: FloatArray, 
     longest = _sequence(v, w, np.asarray(rows.max_model_len, dtype=np.float64), in_flight)
     needed = np.maximum(rows.max_num_seqs * one, longest)
     return {
-        "weights": v[_W], "activation": act, "runtime": v[_R], "graphs": v[_G], "pool": pool,
-        "tokens": pool / one * rows.tokens_per_sequence, "budget": inside + pool, "needed": needed,
-        "required": all_of_it + needed, "capacity": np.minimum(limit, all_of_it + left),
-    }  # fmt: skip
-
-
-def kv_pool(model: ModelSpec, shard: Shard, engine: EngineSpec, rows: ServingRows) -> ServingMemory:
-    """serving_memory of one shard and engine."""
-    return serving_memory(model, [shard], [engine], rows)
-
-
-__all__ = ["ServingMemory", "ServingRows", "activation_bytes", "sequence_bytes", "serving_memory", "stage_costs"]
+        "weights": v[_W],
+        "activation": act,
+        "runtime": v[_R],
+        "graphs": v[_G],
+        "pool": pool,
+        "tokens": pool / one * rows.tokens_per_sequence,
+        "budget": inside + pool,
+        "needed": needed,
+        "required": all_of_it + needed,
+        "capacity": np.minimum(limit, all_of_it + left),
+    }

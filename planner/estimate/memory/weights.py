@@ -43,9 +43,14 @@ class _Layout:
         self.exceptions = _exceptions(model.unquantised_modules) if native else {}
         dense = precision.quantises_dense_mlp
         self.method = {
-            "attention": precision.quantises_attention, "state": precision.quantises_attention and dense, "dense_mlp": dense,
-            "shared_experts": dense, "experts": True, "lm_head": precision.quantises_lm_head, "embedding": precision.quantises_embedding,
-        }  # fmt: skip
+            "attention": precision.quantises_attention,
+            "state": precision.quantises_attention and dense,
+            "dense_mlp": dense,
+            "shared_experts": dense,
+            "experts": True,
+            "lm_head": precision.quantises_lm_head,
+            "embedding": precision.quantises_embedding,
+        }
         self.embedding = self.of("embedding", -1)
         self.head = self.of("lm_head", -1) if not model.tie_embeddings else self.embedding
         self.by_layer = any(layers is not None for rows in self.exceptions.values() for layers, _ in rows)
@@ -81,18 +86,24 @@ def mixer_bytes(mixer: Mixer, hidden: int, lay: _Layout, ways: int, index: int =
         if mixer.shared_kv:
             kv = 0
         q = heads * mixer.head_dim
-        matrices = hidden * (q * (2 if mixer.output_gate else 1) + kv * (mixer.head_dim + mixer.value_dim) + heads * mixer.value_dim)
+        matrices = hidden * (
+            q * (2 if mixer.output_gate else 1) + kv * (mixer.head_dim + mixer.value_dim) + heads * mixer.value_dim
+        )
         rest = q * mixer.q_bias + kv * (mixer.head_dim + mixer.value_dim) * mixer.kv_bias + hidden * mixer.o_bias
         return matrices * per + (rest + mixer.qk_norm_params + (heads if mixer.sinks else 0)) * lay.plain
     if isinstance(mixer, LatentAttention):
-        whole = hidden * (mixer.kv_lora_rank + mixer.qk_rope_head_dim) + (hidden * mixer.q_lora_rank if mixer.q_lora_rank else 0)
+        whole = hidden * (mixer.kv_lora_rank + mixer.qk_rope_head_dim) + (
+            hidden * mixer.q_lora_rank if mixer.q_lora_rank else 0
+        )
         norms = mixer.kv_lora_rank + (mixer.q_lora_rank or 0)
         cut = mixer.params(hidden) - whole - norms - mixer.extra_params
         return (whole + cut / ways) * per + norms * lay.plain + mixer.extra_params * lay.plain
     return mixer.params(hidden) / ways * lay.of("state", index)
 
 
-def expert_bytes(mlp: MoeMlp, hidden: int, lay: _Layout, tensor_parallel: int, expert_parallel: int, index: int = 0) -> float:
+def expert_bytes(  # noqa: PLR0917 (axes of a shard)
+    mlp: MoeMlp, hidden: int, lay: _Layout, tensor_parallel: int, expert_parallel: int, index: int = 0
+) -> float:
     """Routed experts on one rank: experts / expert_parallel, each cut over tensor_parallel / expert_parallel ranks."""
     width, cut = mlp.expert_hidden or hidden, max(1, tensor_parallel // expert_parallel)
     count = -(-mlp.experts // expert_parallel)
@@ -122,14 +133,23 @@ def mlp_bytes(layer: Layer, hidden: int, lay: _Layout, cuts: tuple[int, int, int
         bias = (mlp.params(hidden) - DenseMlp(mlp.intermediate, mlp.gated).params(hidden)) * lay.plain
         return DenseMlp(mlp.intermediate, mlp.gated).params(hidden) / ways * lay.of("dense_mlp", index) + bias / ways
     routed = expert_bytes(mlp, hidden, lay, tp, ep, index)
-    return routed + mlp.shared_params(hidden) / ways * lay.of("shared_experts", index) + (mlp.router_params + mlp.extra_params) * lay.plain
+    return (
+        routed
+        + mlp.shared_params(hidden) / ways * lay.of("shared_experts", index)
+        + (mlp.router_params + mlp.extra_params) * lay.plain
+    )
 
 
 @lru_cache(maxsize=65536)
-def stage_weights_bytes(
-    model: ModelSpec, precision: Precision, tensor_parallel: int, pipeline_parallel: int, expert_parallel: int,
-    attention_data_parallel: int, rules: MemoryRules,
-) -> tuple[float, ...]:  # fmt: skip
+def stage_weights_bytes(  # noqa: PLR0917 (axes of a shard)
+    model: ModelSpec,
+    precision: Precision,
+    tensor_parallel: int,
+    pipeline_parallel: int,
+    expert_parallel: int,
+    attention_data_parallel: int,
+    rules: MemoryRules,
+) -> tuple[float, ...]:
     """Bytes of weights on one rank of each stage, shape (pipeline_parallel,).
 
     Embedding on the first stage, head and final norm on the last (a tied head is held on both); norms, router and
@@ -165,15 +185,31 @@ def stage_weights_bytes(
 def rope_cache_bytes(model: ModelSpec, rules: MemoryRules, bytes_per_element: float) -> float:
     """Tables of cosines and sines that vLLM keeps for every position (model.attributes['rope_elements']).
 
-    Seen in logs: Llama-3.1-8B loads at 14.99 GiB, 0.03 above its parameters (0.06 in fp32); Llama-4-Scout 2.5 GiB above.
+    Seen in logs: Llama-3.1-8B loads 0.03 GiB above its parameters (0.06 in fp32), Llama-4-Scout 2.5 GiB.
     """
     return int(model.attributes.get("rope_elements", "0")) * bytes_per_element if rules.rope_cache else 0.0
 
 
-def weights_bytes(
-    model: ModelSpec, precision: Precision | str, tensor_parallel: int = 1, pipeline_parallel: int = 1,
-    expert_parallel: int = 1, attention_data_parallel: int = 1, engine: str = "vllm", version: str = "",
-) -> float:  # fmt: skip
+def weights_bytes(  # noqa: PLR0917 (axes of a shard)
+    model: ModelSpec,
+    precision: Precision | str,
+    tensor_parallel: int = 1,
+    pipeline_parallel: int = 1,
+    expert_parallel: int = 1,
+    attention_data_parallel: int = 1,
+    engine: str = "vllm",
+    version: str = "",
+) -> float:
     """Bytes of weights on the fullest rank of a replica; see stage_weights_bytes."""
     chosen = precision_named(precision) if isinstance(precision, str) else precision
-    return max(stage_weights_bytes(model, chosen, tensor_parallel, pipeline_parallel, expert_parallel, attention_data_parallel, memory_rules(engine, version)))
+    return max(
+        stage_weights_bytes(
+            model,
+            chosen,
+            tensor_parallel,
+            pipeline_parallel,
+            expert_parallel,
+            attention_data_parallel,
+            memory_rules(engine, version),
+        )
+    )

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -165,7 +164,7 @@ def moe_s(dev: Devices, stack: Stack, m: FloatArray, shape: MoeShape) -> FloatAr
     matrices = 3 if shape.gated else 2
     weight = matrices * h * width * dev.weight_bytes * np.maximum(touched, np.minimum(1.0, local))
     acts = pairs * ((h + width) * dev.activation_bytes + (2 * width + h) * 2)
-    roof = np.maximum(2 * matrices * pairs * h * width / (dev.peak * dev.dequant), (weight + acts) / dev.bandwidth)
+    roof = np.maximum(2 * matrices * pairs * h * width / dev.peak, (weight + acts) / dev.bandwidth)
     eff = stack.efficiency(weight / 1e6, pairs / touched)
     return np.asarray(np.maximum(roof / eff, constants()["kernel_floor_us"] * 2e-6))
 

@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from planner.engines.records import EngineSpec
 from planner.estimate.time.engine_time import EngineTiming, engine_timing
-from planner.estimate.time.queueing import QUANTILE, excess_wait_s, peak, slot_wait_s, tail_s
+from planner.estimate.time.queueing import QUANTILE, Prefill, closed_wait_s, peak, prefill_wait_s, slot_wait_s, tail_s
 from planner.estimate.time.steps import StepTable
 from planner.estimate.time.surfaces import FloatArray, IntArray
 from planner.models.spec import ModelSpec
@@ -32,17 +32,48 @@ from planner.request import Workload
 
 BoolArray = npt.NDArray[np.bool_]
 _SEQUENCES = np.array(
-    [0.02, 0.1, 0.25, 0.5, 1, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096],
+    [
+        0.02,
+        0.1,
+        0.25,
+        0.5,
+        1,
+        1.5,
+        2,
+        3,
+        4,
+        6,
+        8,
+        12,
+        16,
+        24,
+        32,
+        48,
+        64,
+        96,
+        128,
+        192,
+        256,
+        384,
+        512,
+        768,
+        1024,
+        1536,
+        2048,
+        3072,
+        4096,
+    ],
     dtype=float,
 )
-_FIELDS = ("sequences", "rate", "tpot", "own", "step", "cycle", "service", "closed")
+_BLOCK = 1024
+_FIELDS = ("sequences", "rate", "tpot", "ttft", "p95", "stay", "closed_ttft", "closed")
 
 
 @dataclass(frozen=True)
 class LoadRows:
     """R rows to time: indices into the shards and engines, the load of one replica (exactly one of the two), its limits.
 
-    max_num_seqs None = no cap on running sequences.
+    Limits are of the whole replica, all attention groups together; max_num_seqs None = no cap on running sequences.
     """
 
     shard: IntArray
@@ -72,12 +103,11 @@ class ServingTime:
 
 
 @dataclass(frozen=True)
-class _Curves:
+class ServingCurves:
     """U curves over the grid of N: one array (U, G) per quantity, and which curve each row uses."""
 
     values: dict[str, FloatArray]
     row: IntArray
-    static: BoolArray
     request_s: FloatArray
 
 
@@ -105,40 +135,39 @@ def mixed_extra_s(
 def _continuous(table: StepTable, timing: EngineTiming, keys: IntArray, workload: Workload) -> dict[str, FloatArray]:
     """Curves of continuous batching for U keys (shard, engine, token budget), (U, G)."""
     shape = (len(keys), len(_SEQUENCES))
-    shard = np.broadcast_to(keys[:, :1], shape)
-    engine = np.broadcast_to(keys[:, 1:2], shape)
+    shard, engine = np.broadcast_to(keys[:, :1], shape), np.broadcast_to(keys[:, 1:2], shape)
     stages = table.pipeline[shard]
-    p, steps = float(workload.input_tokens), max(float(workload.output_tokens) - 1.0, 1e-9)
+    p = float(workload.input_tokens)
+    steps = max(float(workload.output_tokens) - 1.0, 1.0)  # a one-token answer still takes a step
     budget = np.maximum(keys[:, 2:3].astype(float), 16.0)
     # beyond (o - 1) budget / (p + o - 1) sequences every step is full of prompt tokens: the population stops there
     n = np.minimum(np.broadcast_to(_SEQUENCES, shape), np.maximum(steps * budget * stages / (p + steps), 0.01))
     room = np.maximum(budget - n / stages, 16.0)
     d = decode_step_s(table, timing, shard, engine, n)
-    merged = np.maximum(1.0, n / steps)
-    chunk = np.minimum(room, p * merged)
-    extra = mixed_extra_s(table, timing, shard, engine, (n, chunk))
-    cost = extra * p / chunk / stages
-    rate = n / (steps * d + n * cost)
+
+    def extra(tokens: FloatArray) -> FloatArray:
+        return mixed_extra_s(table, timing, shard, engine, (n, tokens))
+
+    chunk = np.minimum(room, p * np.maximum(1.0, n / steps))  # prompts that wait together share a step
+    cost = extra(chunk) * p / chunk / stages
+    rate = np.maximum.accumulate(n / (steps * d + n * cost), axis=1)
+    tpot = np.maximum.accumulate(d + n * cost / steps, axis=1)
     single = np.minimum(room, p)
-    first = d + mixed_extra_s(table, timing, shard, engine, (n, single))
-    chunks = np.ceil(p / single)
-    own = first * (1 + (chunks - 1) / stages)
-    full = d + mixed_extra_s(table, timing, shard, engine, (n, room))
-    service = full * p / room / stages
-    tpot = d + n * cost / steps
-    rate = np.maximum.accumulate(rate, axis=1)
-    rho = np.minimum(rate * service, 1.0)
-    busy = np.minimum(rate * own / stages, 1.0)
-    idle_step = (1 - np.exp(-n)) * (1 - busy) * d / 2
-    ttft = own + idle_step + busy * first / 2
-    closed = n + rate * (ttft + excess_wait_s(np.minimum(rho, 0.95), own))
-    return {"sequences": n, "rate": rate, "tpot": np.maximum.accumulate(tpot, axis=1), "own": np.maximum.accumulate(own, axis=1),
-            "step": np.maximum.accumulate(d, axis=1), "cycle": np.maximum.accumulate(first, axis=1), "service": service,
-            "closed": np.maximum.accumulate(closed, axis=1)}  # fmt: skip
+    chunks = p / single
+    own = (d + extra(single)) * (1 + (chunks - 1) / stages)
+    full_step = d + extra(room)
+    prefill = Prefill(step_s=d, mean_step_s=tpot, cost_s=cost, own_s=own, busy=1 - np.exp(-n - rate * own),
+                      load=np.minimum(rate * full_step * p / room / stages, 1.0), full_step_s=full_step, share=p / room)  # fmt: skip
+    mean, high = prefill_wait_s(prefill)
+    closed = closed_wait_s(prefill)
+    curves = {"sequences": n, "rate": rate, "tpot": tpot, "ttft": own + mean, "p95": own + high, "stay": steps * tpot,
+              "closed_ttft": own + closed, "closed": n + rate * (own + closed)}  # fmt: skip
+    return {name: np.maximum.accumulate(value, axis=1) for name, value in curves.items()}
 
 
 def _static(table: StepTable, timing: EngineTiming, keys: IntArray, workload: Workload) -> dict[str, FloatArray]:
-    """Curves of static batching: a batch of B is prefilled whole and decoded to its end, (U, G)."""
+    """Curves of static batching: a batch of B is prefilled whole and decoded to its end, (U, G). Below one request at a time
+    (B < 1) it is the share of time the engine is busy."""
     shape = (len(keys), len(_SEQUENCES))
     shard, engine = np.broadcast_to(keys[:, :1], shape), np.broadcast_to(keys[:, 1:2], shape)
     n = np.broadcast_to(_SEQUENCES, shape)
@@ -146,34 +175,30 @@ def _static(table: StepTable, timing: EngineTiming, keys: IntArray, workload: Wo
     d = decode_step_s(table, timing, shard, engine, batch)
     first = batch_prefill_s(table, timing, shard, engine, (batch, float(workload.input_tokens)))
     cycle = first + (workload.output_tokens - 1) * d
-    rate = np.maximum.accumulate(n / cycle, axis=1)
-    return {
-        "sequences": n,
-        "rate": rate,
-        "tpot": d,
-        "own": first,
-        "step": d,
-        "cycle": cycle,
-        "service": cycle,
-        "closed": n,
-    }
+    held = np.minimum(n, 1.0) * cycle
+    curves = {"sequences": n, "rate": n / cycle, "tpot": d, "ttft": first + held / 2, "p95": first + QUANTILE * held,
+              "stay": cycle - first, "closed_ttft": first, "closed": n}  # fmt: skip
+    return {name: np.maximum.accumulate(value, axis=1) for name, value in curves.items()}
 
 
 def batch_prefill_s(
     table: StepTable, timing: EngineTiming, shard: IntArray, engine: IntArray, load: tuple[FloatArray, float]
 ) -> FloatArray:
-    """Prefill of a whole batch (load = sequences, prompt tokens) in one pass, first tokens included."""
+    """Prefill of a whole batch (load = sequences, prompt tokens) in one pass, launched kernel by kernel."""
     batch, tokens = load
     stages = table.pipeline[shard]
     work = (
         table.tokens_time_s(shard, batch * tokens / stages) + batch * tokens / stages * table.prefill_attention_s[shard]
     )
-    kernels = work / timing.prefill_efficiency[engine] + table.decode_time_s(shard, batch / stages) * 0.0
+    kernels = work / timing.prefill_efficiency[engine]
     eager = table.kernels[shard] * timing.launch_s[engine]
     return np.asarray(np.maximum(kernels, eager) + timing.step_s[engine] + timing.sequence_s[engine] * batch)
 
 
-def _curves(table: StepTable, engines: Sequence[EngineSpec], rows: LoadRows, workload: Workload) -> _Curves:
+def serving_curves(
+    table: StepTable, engines: Sequence[EngineSpec], rows: LoadRows, workload: Workload
+) -> ServingCurves:
+    """Curves of all rows, made once: they do not depend on the load, so any load of these rows is read from them."""
     timing = engine_timing(engines)
     budgets, which = np.unique(rows.max_num_batched_tokens, return_inverse=True)
     code = (rows.shard * len(engines) + rows.engine) * len(budgets) + which
@@ -188,11 +213,12 @@ def _curves(table: StepTable, engines: Sequence[EngineSpec], rows: LoadRows, wor
     )
     static = timing.static[keys[:, 1]] > 0
     values = {name: np.empty((len(keys), len(_SEQUENCES))) for name in _FIELDS}
-    for mask, make in ((~static, _continuous), (static, _static)):
-        if mask.any():
-            for name, value in make(table, timing, keys[mask], workload).items():
-                values[name][mask] = value
-    return _Curves(values, row.astype(np.int64), static, timing.request_s[keys[:, 1]])
+    for chosen, make in ((np.flatnonzero(~static), _continuous), (np.flatnonzero(static), _static)):
+        for start in range(0, len(chosen), _BLOCK):  # blocks that stay in the processor's cache
+            block = chosen[start : start + _BLOCK]
+            for name, value in make(table, timing, keys[block], workload).items():
+                values[name][block] = value
+    return ServingCurves(values, row.astype(np.int64), timing.request_s[keys[:, 1]])
 
 
 def _locate(curve: FloatArray, row: IntArray, target: FloatArray) -> tuple[IntArray, FloatArray]:
@@ -221,8 +247,13 @@ def serving_time(
     model: ModelSpec, table: StepTable, engines: Sequence[EngineSpec], rows: LoadRows, workload: Workload
 ) -> ServingTime:
     """Latency, throughput and stability of every row. Shapes (R,); seconds; equations in the module's docstring."""
-    curves = _curves(table, engines, rows, workload)
-    v, row = curves.values, curves.row
+    curves = serving_curves(table, engines, rows, workload)
+    return time_under_load(curves, curves.row, rows, workload)
+
+
+def time_under_load(curves: ServingCurves, row: IntArray, rows: LoadRows, workload: Workload) -> ServingTime:
+    """The load of `rows` on the curves numbered `row` (shard, engine and token budget of rows are not looked at)."""
+    v = curves.values
     cap = (
         np.full(len(row), _SEQUENCES[-1])
         if rows.max_num_seqs is None
@@ -231,44 +262,33 @@ def serving_time(
     where, fraction = _locate(v["sequences"], row, cap)
     max_rate = _at(v["rate"], where, fraction)
     most_running = _at(v["sequences"], where, fraction)
-    static = curves.static[row]
     request_s = curves.request_s[row]
     if rows.rate_per_s is not None:
-        return _open_loop(v, row, (rows.rate_per_s, max_rate, most_running, static, request_s), workload)
+        return _open_loop(v, row, (rows.rate_per_s, max_rate, most_running, request_s), workload)
     if rows.concurrency is None:
         raise ValueError("LoadRows needs rate_per_s or concurrency")
-    return _closed_loop(v, row, (rows.concurrency.astype(float), max_rate, most_running, static, request_s), workload)
+    return _closed_loop(v, row, (rows.concurrency.astype(float), max_rate, most_running, request_s), workload)
 
 
-_Load = tuple[FloatArray, FloatArray, FloatArray, BoolArray, FloatArray]
+_Load = tuple[FloatArray, FloatArray, FloatArray, FloatArray]  # rate or users, capacity, most running, request overhead
 
 
 def _open_loop(v: dict[str, FloatArray], row: IntArray, load: _Load, workload: Workload) -> ServingTime:
     """Poisson arrivals at a rate per replica."""
-    rate, max_rate, most, static, request_s = load
+    rate, max_rate, most, request_s = load
     stable = rate < max_rate
     where, fraction = _locate(v["rate"], row, np.minimum(rate, max_rate))
-    n, tpot, own = (_at(v[k], where, fraction) for k in ("sequences", "tpot", "own"))
-    step, cycle, service = (_at(v[k], where, fraction) for k in ("step", "cycle", "service"))
+    n, tpot, ttft, p95, stay = (_at(v[k], where, fraction) for k in ("sequences", "tpot", "ttft", "p95", "stay"))
     used = np.minimum(rate / max_rate, 1.0)
-    rho = np.minimum(rate * service, 1.0)
-    busy = np.minimum(rate * own, 1.0)
-    residual = (1 - np.exp(-n)) * (1 - busy) * step / 2 + busy * cycle / 2
-    queue = excess_wait_s(rho, own) + slot_wait_s(used, np.maximum(most, 1.0), (workload.output_tokens - 1) * tpot)
-    held = np.minimum(n, 1.0) * cycle / 2 + slot_wait_s(used, np.maximum(most, 1.0), cycle)
-    wait = np.where(static, held, residual + queue)
-    ttft = request_s + own + wait
-    high = QUANTILE * np.where(busy > 1 - QUANTILE, cycle, step) * (1 - np.exp(-n - busy))
-    tail = np.where(
-        static, QUANTILE * np.minimum(n, 1.0) * cycle + tail_s(held, used), high + tail_s(queue, np.maximum(rho, used))
-    )
-    p95 = request_s + own + np.maximum(wait, tail)
-    e2e = ttft + (workload.output_tokens - 1) * tpot
+    slot = slot_wait_s(used, np.maximum(most, 1.0), stay)
+    mean = request_s + ttft + slot
+    high = np.maximum(request_s + p95 + tail_s(slot, used), mean)
     bad = np.where(stable, 0.0, np.inf)
     tokens = np.minimum(rate, max_rate) * workload.output_tokens
+    e2e = mean + (workload.output_tokens - 1) * tpot
     return ServingTime(
-        ttft + bad,
-        p95 + bad,
+        mean + bad,
+        high + bad,
         tpot + bad,
         e2e + bad,
         tokens,
@@ -282,16 +302,23 @@ def _open_loop(v: dict[str, FloatArray], row: IntArray, load: _Load, workload: W
 
 def _closed_loop(v: dict[str, FloatArray], row: IntArray, load: _Load, workload: Workload) -> ServingTime:
     """A fixed number of users, one request each; always stable, more users than slots wait in turn."""
-    users, max_rate, most, static, request_s = load
+    users, max_rate, most, request_s = load
     where, fraction = _locate(v["closed"], row, users)
     limit, limit_fraction = _locate(v["sequences"], row, most)
     over = where + fraction > limit + limit_fraction
     where, fraction = np.where(over, limit, where), np.where(over, limit_fraction, fraction)
-    n, tpot, own, rate, cycle = (_at(v[k], where, fraction) for k in ("sequences", "tpot", "own", "rate", "cycle"))
-    stay = np.where(static, cycle - own, (workload.output_tokens - 1) * tpot)
-    ttft = request_s + np.maximum(users / rate - stay, own)
-    spread = np.where(static, 0.95 * np.maximum(ttft - own, 0.0), 2.0 * np.maximum(ttft - own, 0.0))
-    rate = users / (ttft + stay)
-    e2e = ttft + (workload.output_tokens - 1) * tpot
-    return ServingTime(ttft, own + request_s + spread + (ttft - own - request_s) * 0.0, tpot, e2e, rate * workload.output_tokens, n,
-                       np.minimum(users, np.maximum(most, 1.0)), np.minimum(rate / max_rate, 1.0), max_rate, np.ones(len(users), dtype=bool))  # fmt: skip
+    n, tpot, own, rate, stay = (
+        _at(v[k], where, fraction) for k in ("sequences", "tpot", "closed_ttft", "rate", "stay")
+    )
+    held = np.where(
+        over, np.maximum(users - _at(v["closed"], where, fraction), 0.0), 0.0
+    )  # beyond the slots: in the queue
+    ttft = own + held / rate
+    mean = request_s + ttft
+    rate = users / (mean + stay)
+    alone = v["closed_ttft"][:, 0][row]
+    steady = np.ones(len(users), dtype=bool)
+    e2e = mean + (workload.output_tokens - 1) * tpot
+    used = np.minimum(rate / max_rate, 1.0)
+    return ServingTime(mean, mean + np.maximum(ttft - alone, 0.0), tpot, e2e, rate * workload.output_tokens, n,
+                       np.minimum(users, np.maximum(most, 1.0)), used, max_rate, steady)  # fmt: skip

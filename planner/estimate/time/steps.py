@@ -103,7 +103,10 @@ def step_table(model: ModelSpec, shards: Sequence[Shard], workload: Workload) ->
     layers = len(model.layers)
     uneven = (np.ceil(layers / stages) * stages / max(layers, 1))[:, None]
 
-    tokenwise, decode, prefill, kernels = 0.0, 0.0, 0.0, 8.0
+    tokenwise: FloatArray = np.zeros((1, 1))
+    decode: FloatArray = np.zeros((1, 1))
+    prefill: FloatArray = np.zeros((1, 1))
+    kernels = 8.0
     for layer, count in model.layer_groups:
         tokenwise = tokenwise + count * layer_tokenwise_s(cut, layer, model.hidden, tokens)
         kernels += count * kernels_per_layer(layer)

@@ -1,4 +1,4 @@
-"""Typed, bounded access to a config.json. Whatever is wrong ends in a one-line ModelConfigError that names the field."""
+"""Typed, bounded access to a config.json. Whatever is wrong is a one-line ModelConfigError that names the field."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def whole(value: object, name: str, low: int = 1, high: int = MAX_WIDTH) -> int:
     ok = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value == int(value)
     if not ok:
         raise ModelConfigError(f"config field {name!r} must be a whole number, not {_shown(value)}", "", _NEXT)
-    number = int(value)  # type: ignore[call-overload]
+    number: int = int(value)  # type: ignore[call-overload]
     if not low <= number <= high:
         raise ModelConfigError(f"config field {name!r} is {number}", f"it must lie between {low} and {high}", _NEXT)
     return number
@@ -55,7 +55,9 @@ class Fields:
         value = self.get(*names)
         if value is None:
             if default is None:
-                raise ModelConfigError(f"config has no field {(self.where + names[0])!r}", "the size cannot be known without it", _NEXT)
+                raise ModelConfigError(
+                    f"config has no field {(self.where + names[0])!r}", "the size cannot be known without it", _NEXT
+                )
             return default
         return whole(value, self.named(*names), low, high)
 
@@ -69,8 +71,15 @@ class Fields:
         value = self.get(*names)
         if value is None:
             return default
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or not 0 < value <= MAX_WIDTH:
-            raise ModelConfigError(f"config field {self.named(*names)!r} must be a positive number, not {_shown(value)}", "", _NEXT)
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not math.isfinite(value)
+            or not 0 < value <= MAX_WIDTH
+        ):
+            raise ModelConfigError(
+                f"config field {self.named(*names)!r} must be a positive number, not {_shown(value)}", "", _NEXT
+            )
         return float(value)
 
     def flag(self, *names: str, default: bool = False) -> bool:
@@ -79,7 +88,9 @@ class Fields:
         if value is None:
             return default
         if not isinstance(value, bool):
-            raise ModelConfigError(f"config field {self.named(*names)!r} must be true or false, not {_shown(value)}", "", _NEXT)
+            raise ModelConfigError(
+                f"config field {self.named(*names)!r} must be true or false, not {_shown(value)}", "", _NEXT
+            )
         return value
 
     def text(self, *names: str, default: str = "") -> str:
@@ -88,7 +99,9 @@ class Fields:
         if value is None:
             return default
         if not isinstance(value, str):
-            raise ModelConfigError(f"config field {self.named(*names)!r} must be a string, not {_shown(value)}", "", _NEXT)
+            raise ModelConfigError(
+                f"config field {self.named(*names)!r} must be a string, not {_shown(value)}", "", _NEXT
+            )
         return value
 
     def items(self, *names: str) -> list[Any] | None:
@@ -97,13 +110,34 @@ class Fields:
         if value is None:
             return None
         if not isinstance(value, list) or len(value) > MAX_LAYERS * 10:
-            raise ModelConfigError(f"config field {self.named(*names)!r} must be a list, not {_shown(value)}", "", _NEXT)
+            raise ModelConfigError(
+                f"config field {self.named(*names)!r} must be a list, not {_shown(value)}", "", _NEXT
+            )
         return value
+
+    def indices(self, *names: str) -> set[int]:
+        """A list of layer numbers, empty when absent."""
+        return {whole(v, self.named(*names), 0, MAX_LAYERS) for v in self.items(*names) or []}
+
+    def one_per_layer(self, layers: int, *names: str) -> list[Any] | None:
+        """A list with an entry for each layer (more are cut off), None when absent or not a list."""
+        if not isinstance(self.get(*names), list):
+            return None
+        found = self.items(*names) or []
+        if len(found) < layers:
+            raise ModelConfigError(
+                f"config field {self.named(*names)!r} has {len(found)} entries for {layers} layers", "", _NEXT
+            )
+        return found[:layers]
 
     def level(self, *names: str) -> Fields | None:
         """A nested object or None when absent."""
         value = self.get(*names)
-        return None if value is None else Fields(value, self.where + next(n for n in names if self.raw.get(n) is not None) + ".")
+        return (
+            None
+            if value is None
+            else Fields(value, self.where + next(n for n in names if self.raw.get(n) is not None) + ".")
+        )
 
     def per_layer(self, names: tuple[str, ...], layers: int, default: int | None = None, low: int = 1) -> list[int]:
         """A whole number or a list of one per layer, spread over the layers."""
@@ -111,5 +145,7 @@ class Fields:
         if not isinstance(value, list):
             return [self.count(*names, default=default, low=low)] * layers
         if len(value) != layers:
-            raise ModelConfigError(f"config field {self.named(*names)!r} has {len(value)} entries for {layers} layers", "", _NEXT)
+            raise ModelConfigError(
+                f"config field {self.named(*names)!r} has {len(value)} entries for {layers} layers", "", _NEXT
+            )
         return [whole(v, self.named(*names), low) for v in value]

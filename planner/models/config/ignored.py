@@ -10,17 +10,57 @@ from planner.models.spec import Attention, DenseMlp, LatentAttention, Layer, Moe
 
 _MAX_ENTRIES, _MAX_LENGTH, _MAX_STARS = 400_000, 300, 8
 _BESIDE = ("mtp", "visual", "vision", "audio", "mm_projector", "multi_modal_projector")
-_ATTENTION = ("self_attn.q_proj", "self_attn.o_proj", "self_attn.q_b_proj", "self_attn.kv_b_proj", "attention.wo", "mixer.q_proj", "mixer.o_proj", "attn.wq_a")
-_STATE = ("linear_attn.in_proj_qkvz", "linear_attn.in_proj_qkv", "linear_attn.out_proj", "mixer.in_proj", "mixer.out_proj", "mamba.in_proj", "self_attn.k_proj")
-_DENSE = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj", "feed_forward.w1", "mixer.up_proj", "mixer.down_proj", "ffn.w1")
-_SHARED = ("mlp.shared_experts.up_proj", "mlp.shared_expert.up_proj", "mlp.shared_experts.down_proj", "mixer.shared_experts.up_proj", "block_sparse_moe.shared_experts.up_proj", "ffn.shared_experts.w1")
-_EXPERTS = ("mlp.experts.0.up_proj", "mlp.experts.0.down_proj", "mlp.experts", "block_sparse_moe.experts.0.w1", "mixer.experts.0.up_proj", "ffn.experts", "ffn.experts.0.w1")
+_ATTENTION = (
+    "self_attn.q_proj",
+    "self_attn.o_proj",
+    "self_attn.q_b_proj",
+    "self_attn.kv_b_proj",
+    "attention.wo",
+    "mixer.q_proj",
+    "mixer.o_proj",
+    "attn.wq_a",
+)
+_STATE = (
+    "linear_attn.in_proj_qkvz",
+    "linear_attn.in_proj_qkv",
+    "linear_attn.out_proj",
+    "mixer.in_proj",
+    "mixer.out_proj",
+    "mamba.in_proj",
+    "self_attn.k_proj",
+)
+_DENSE = (
+    "mlp.gate_proj",
+    "mlp.up_proj",
+    "mlp.down_proj",
+    "feed_forward.w1",
+    "mixer.up_proj",
+    "mixer.down_proj",
+    "ffn.w1",
+)
+_SHARED = (
+    "mlp.shared_experts.up_proj",
+    "mlp.shared_expert.up_proj",
+    "mlp.shared_experts.down_proj",
+    "mixer.shared_experts.up_proj",
+    "block_sparse_moe.shared_experts.up_proj",
+    "ffn.shared_experts.w1",
+)
+_EXPERTS = (
+    "mlp.experts.0.up_proj",
+    "mlp.experts.0.down_proj",
+    "mlp.experts",
+    "block_sparse_moe.experts.0.w1",
+    "mixer.experts.0.up_proj",
+    "ffn.experts",
+    "ffn.experts.0.w1",
+)
 
 
 def _globs(pattern: str) -> list[str] | None:
     """A simple regular expression as globs ('a|b' groups expanded); None when it is not simple."""
     text = pattern.removeprefix("re:").removeprefix("^").removesuffix("$")
-    text = text.replace("\\d+", "*").replace(".*", "*").replace(".+", "*").replace("\\.", ".")
+    text = text.replace("\\.", "\0").replace("\\d+", "*").replace(".*", "*").replace(".+", "*").replace("\0", ".")
     group = re.search(r"\((?:\?:)?([A-Za-z0-9_|.*]*)\)", text)
     if group:
         parts = [_globs(text[: group.start()] + option + text[group.end() :]) for option in group[1].split("|")[:20]]
@@ -67,7 +107,11 @@ class Ignored:
 def _tail(entry: str) -> str:
     """An entry from 'layers.' on, or its last component: what stands before is the wrapper's name."""
     cut = entry.find("layers.")
-    return entry[cut:] if cut >= 0 else (entry if "*" in entry else entry.rpartition(".")[2] if entry.endswith("lm_head") else entry)
+    return (
+        entry[cut:]
+        if cut >= 0
+        else (entry if "*" in entry else entry.rpartition(".")[2] if entry.endswith("lm_head") else entry)
+    )
 
 
 def _classes(layer: Layer) -> dict[str, tuple[str, ...]]:

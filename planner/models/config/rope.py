@@ -5,7 +5,22 @@ from __future__ import annotations
 from planner.models.config.fields import Fields
 from planner.models.spec import Attention, LatentAttention, Layer
 
-_NO_ROPE = ("gpt2", "gpt_bigcode", "gpt_neo", "bloom", "mpt", "opt", "t5", "whisper", "bart", "jamba", "mamba", "mamba2", "falcon_mamba", "nemotron_h")
+_NO_ROPE = (
+    "gpt2",
+    "gpt_bigcode",
+    "gpt_neo",
+    "bloom",
+    "mpt",
+    "opt",
+    "t5",
+    "whisper",
+    "bart",
+    "jamba",
+    "mamba",
+    "mamba2",
+    "falcon_mamba",
+    "nemotron_h",
+)
 
 
 def rope_elements(f: Fields, context: int, layers: tuple[Layer, ...]) -> int:
@@ -56,7 +71,9 @@ def _positions(f: Fields, context: int) -> int:
     kind, factor = rule.text("rope_type", "type"), rule.number("factor", default=1.0)
     if kind in ("linear", "dynamic"):
         return int(context * factor)
-    original = rule.optional("original_max_position_embeddings", high=10**9) or f.optional("original_max_position_embeddings", high=10**9)
+    original = rule.optional("original_max_position_embeddings", high=10**9) or f.optional(
+        "original_max_position_embeddings", high=10**9
+    )
     if kind in ("yarn", "deepseek_yarn") and original:
         return int(original * factor)
     return context + original if kind in ("longrope", "su") and original else context

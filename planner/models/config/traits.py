@@ -33,18 +33,18 @@ class Traits:
     head_bias: bool = False
     sinks: bool = False
     sliding_every: int | None = None
-    sliding_needs: str = ""
     output_gate: bool = False
     embedding_norms: int = 0
     expert_bias: bool = False
     router_bias: bool = False
-    parallel_flag: str = ""
     known: bool = True
 
 
 @cache
 def _table() -> dict[str, dict[str, object]]:
-    raw: dict[str, dict[str, object]] = json.loads(files("planner.models.config").joinpath("traits.json").read_text("utf-8"))
+    raw: dict[str, dict[str, object]] = json.loads(
+        files("planner.models.config").joinpath("traits.json").read_text("utf-8")
+    )
     return raw
 
 
@@ -57,8 +57,3 @@ def traits_of(model_type: str) -> Traits:
         row = {**_table()[str(row["like"])], **{k: v for k, v in row.items() if k != "like"}}
     names = {f.name for f in fields(Traits)}
     return Traits(**{k: v for k, v in row.items() if k in names})  # type: ignore[arg-type]
-
-
-def known_model_types() -> tuple[str, ...]:
-    """All model_types with traits."""
-    return tuple(_table())

@@ -3,7 +3,7 @@
 # Serves meta-llama/Llama-3.1-8B-Instruct with DeepSpeed inference 0.19.8 in bf16:
 # tensor parallel 2, pipeline 1, replicas 1,
 # 1 machine(s) of 2x rtx-3090.
-# The hub asks for an accepted licence for this model: export HF_TOKEN of an account that has it.
+# The hub may ask for an accepted licence for this model: export HF_TOKEN of an account that has it.
 # Environment: MODEL (hub id or folder), SERVED_NAME, BIND_ADDRESS, PORT, REPLICAS (here), EXTRA_ARGS.
 set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
@@ -21,13 +21,14 @@ if [[ "${INSTALL:-0}" == 1 ]]; then python3 -m pip install --quiet deepspeed==0.
 start_replica() { # replica index on this machine, port
     local replica="$1" port="$2"
     local -a args=(
-        --num_gpus 2
-        --master_port "$((29500 + replica))"
+        --nproc-per-node 2
+        --master-addr 127.0.0.1
+        --master-port "$((${MASTER_PORT:-29500} + replica))"
         "$here/serve_deepspeed.py"
     )
-    export MODEL SERVED_NAME BIND_ADDRESS REPLICA_PORT="$port"
+    export MODEL SERVED_NAME BIND_ADDRESS REPLICA_PORT="$port" LOCAL_SIZE=2
     echo "replica $replica on port $port" >&2
-    exec deepspeed "${args[@]}" "${extra[@]}"
+    exec torchrun "${args[@]}" "${extra[@]}"
 }
 
 start_replica 0 "$PORT"

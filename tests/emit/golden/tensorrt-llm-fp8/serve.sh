@@ -4,7 +4,7 @@
 # tensor parallel 4, pipeline 1, replicas 2,
 # 1 machine(s) of 8x h100-sxm.
 # MODEL must be an FP8 checkpoint (ModelOpt); the engine does not convert plain weights.
-# The hub asks for an accepted licence for this model: export HF_TOKEN of an account that has it.
+# The hub may ask for an accepted licence for this model: export HF_TOKEN of an account that has it.
 # Environment: MODEL (hub id or folder), SERVED_NAME, BIND_ADDRESS, PORT, REPLICAS (here), EXTRA_ARGS.
 set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"

@@ -4,7 +4,7 @@
 # tensor parallel 4, pipeline 1, replicas 1,
 # 1 machine(s) of 8x a100-sxm-40.
 # MODEL must be an AWQ 4-bit checkpoint; the engine does not convert plain weights.
-# The hub asks for an accepted licence for this model: export HF_TOKEN of an account that has it.
+# The hub may ask for an accepted licence for this model: export HF_TOKEN of an account that has it.
 # Environment: MODEL (hub id or folder), SERVED_NAME, BIND_ADDRESS, PORT, REPLICAS (here), EXTRA_ARGS.
 set -euo pipefail
 
@@ -27,7 +27,7 @@ start_replica() { # replica index on this machine, port
         --max-total-tokens 4096
         --max-batch-prefill-tokens 8192
         --max-batch-size 64
-        --master-port "$((29500 + replica))"
+        --master-port "$((${MASTER_PORT:-29500} + replica))"
         --shard-uds-path "/tmp/text-generation-server-$port"
         --quantize awq
         --cuda-memory-fraction 0.9

@@ -3,7 +3,7 @@
 # Serves meta-llama/Llama-3.1-8B-Instruct with Transformers 5.24.0 in bf16:
 # tensor parallel 1, pipeline 1, replicas 1,
 # 1 machine(s) of 1x a10g.
-# The hub asks for an accepted licence for this model: export HF_TOKEN of an account that has it.
+# The hub may ask for an accepted licence for this model: export HF_TOKEN of an account that has it.
 # Environment: MODEL (hub id or folder), SERVED_NAME, BIND_ADDRESS, PORT, REPLICAS (here), EXTRA_ARGS.
 set -euo pipefail
 

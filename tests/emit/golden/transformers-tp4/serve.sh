@@ -3,7 +3,7 @@
 # Serves meta-llama/Llama-3.1-8B-Instruct with Transformers 5.24.0 in fp16:
 # tensor parallel 4, pipeline 1, replicas 1,
 # 1 machine(s) of 4x t4.
-# The hub asks for an accepted licence for this model: export HF_TOKEN of an account that has it.
+# The hub may ask for an accepted licence for this model: export HF_TOKEN of an account that has it.
 # Environment: MODEL (hub id or folder), SERVED_NAME, BIND_ADDRESS, PORT, REPLICAS (here), EXTRA_ARGS.
 set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
@@ -23,7 +23,7 @@ start_replica() { # replica index on this machine, port
     local -a args=(
         --nproc-per-node 4
         --master-addr 127.0.0.1
-        --master-port "$((29500 + replica))"
+        --master-port "$((${MASTER_PORT:-29500} + replica))"
         "$here/serve_transformers.py"
     )
     export MODEL SERVED_NAME BIND_ADDRESS REPLICA_PORT="$port"

@@ -3,7 +3,7 @@
 # Serves meta-llama/Llama-3.1-70B-Instruct with vLLM 0.33.0 in bf16:
 # tensor parallel 8, pipeline 2, replicas 1,
 # 2 machine(s) of 8x l4.
-# The hub asks for an accepted licence for this model: export HF_TOKEN of an account that has it.
+# The hub may ask for an accepted licence for this model: export HF_TOKEN of an account that has it.
 # Environment: MODEL (hub id or folder), SERVED_NAME, BIND_ADDRESS, PORT, REPLICAS (here), EXTRA_ARGS.
 # A replica spans machines. Run this on each with MACHINE_INDEX (0, 1, ...) and HOSTS (all addresses, in
 # that order), or with NODE_RANK (within the replica) and MASTER_ADDR (address of its rank 0).

@@ -3,7 +3,7 @@
 # Serves meta-llama/Llama-3.1-8B-Instruct with vLLM 0.33.0 in bf16:
 # tensor parallel 4, pipeline 1, replicas 3,
 # 2 machine(s) of 8x h100-sxm.
-# The hub asks for an accepted licence for this model: export HF_TOKEN of an account that has it.
+# The hub may ask for an accepted licence for this model: export HF_TOKEN of an account that has it.
 # Environment: MODEL (hub id or folder), SERVED_NAME, BIND_ADDRESS, PORT, REPLICAS (here), EXTRA_ARGS.
 # Run this on each machine with its own MACHINE_INDEX (0, 1, ...).
 set -euo pipefail

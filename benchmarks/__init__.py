@@ -1,0 +1,1 @@
+"""Speed and memory of the planner, as ratios to things that do not change with the machine."""

@@ -1,0 +1,164 @@
+"""Who trains a model: one Framework per training stack, read from training.yaml (what it can do, and its constants)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+from planner.engines.records import read_yaml
+from planner.errors import UnknownNameError
+from planner.hardware.records import Gpu
+
+
+@dataclass(frozen=True)
+class KernelSet:
+    """Bytes kept for backward per token and layer, by width; see training.yaml for the equation and its source.
+
+    hidden, q, kv, gated, plain: bytes per element of the residual width, the query width, the key and value width, and
+    the feed-forward width. split_hidden: part of `hidden` that tensor parallelism cuts without sequence parallel.
+    scores: bytes per head and pair of positions (0 with flash attention).
+    """
+
+    name: str
+    hidden: float
+    q: float
+    kv: float
+    gated: float
+    plain: float
+    split_hidden: float
+    scores: float
+
+
+@dataclass(frozen=True)
+class OptimizerState:
+    """Bytes of state per trainable parameter. other_moments: of embedding and head. master: keeps fp32 copies."""
+
+    name: str
+    moments: float
+    other_moments: float
+    master: bool
+    paged: bool
+
+
+@dataclass(frozen=True)
+class Framework:
+    """A training framework at a version.
+
+    axes: of tensor, pipeline, context, data, expert. zero_stages and the stages allowed beside pipeline and tensor
+    parallelism; offloads: kind -> ZeRO stages it works with. checkpoint_any_interval: False = every layer or none.
+    """
+
+    name: str
+    version: str
+    label: str
+    axes: tuple[str, ...]
+    vendors: tuple[str, ...]
+    zero_stages: tuple[int, ...]
+    zero_with_pipeline: tuple[int, ...]
+    zero_with_tensor: tuple[int, ...]
+    tensor_with_pipeline: bool
+    methods: tuple[str, ...]
+    precisions: tuple[str, ...]
+    optimizers: tuple[str, ...]
+    offloads: dict[str, tuple[int, ...]] = field(hash=False)
+    kernels: KernelSet
+    checkpoint_any_interval: bool
+    sequence_parallel: bool
+    uneven_stages: bool
+    source: str
+    verified: bool
+    constants: dict[str, float] = field(hash=False)
+
+    def number(self, name: str) -> float:
+        """A constant of training.yaml by name; KeyError for a name that no file has."""
+        return self.constants[name]
+
+    def runs_on(self, gpu: Gpu) -> bool:
+        """True when the framework supports the GPU's vendor."""
+        return gpu.vendor in self.vendors
+
+
+@cache
+def _data() -> dict[str, Any]:
+    data: dict[str, Any] = read_yaml("training.yaml")
+    return data
+
+
+@cache
+def kernel_sets() -> dict[str, KernelSet]:
+    """All kernel sets by name."""
+    drop = ("source", "verified")
+    return {
+        n: KernelSet(n, **{k: v for k, v in row.items() if k not in drop}) for n, row in _data()["kernel_sets"].items()
+    }
+
+
+def optimizer_state(name: str) -> OptimizerState:
+    """State of the optimizer of that name; UnknownNameError with the nearest names otherwise."""
+    table = _data()["optimizers"]
+    if name not in table:
+        raise UnknownNameError("optimizer", name, table)
+    return OptimizerState(name, **{k: v for k, v in table[name].items() if k != "source"})
+
+
+def host_link_gb_per_s(pcie_gen: int) -> float:
+    """GB/s between a GPU and host memory for a PCIe generation (the oldest known one for older, the newest for newer)."""
+    table = _data()["host_link_gb_per_s"]
+    return float(table[min(max(pcie_gen, min(table)), max(table))]["value"])
+
+
+def _values(rows: dict[str, Any]) -> dict[str, float]:
+    return {name: float(row["value"]) for name, row in rows.items()}
+
+
+def _read(name: str, row: dict[str, Any], constants: dict[str, float]) -> Framework:
+    listed = (
+        "axes",
+        "vendors",
+        "zero_stages",
+        "zero_with_pipeline",
+        "zero_with_tensor",
+        "methods",
+        "precisions",
+        "optimizers",
+    )
+    fields = {k: tuple(row[k]) for k in listed}
+    return Framework(
+        name=name, version=row["version"], label=row["label"], offloads={k: tuple(v) for k, v in row["offloads"].items()},
+        tensor_with_pipeline=bool(row.get("tensor_with_pipeline", True)), kernels=kernel_sets()[row["kernel_set"]],
+        checkpoint_any_interval=row["checkpoint_any_interval"], sequence_parallel=row["sequence_parallel"],
+        uneven_stages=row["uneven_stages"], source=row["source"], verified=row["verified"], constants=constants, **fields,
+    )  # fmt: skip
+
+
+@cache
+def frameworks() -> dict[str, Framework]:
+    """All frameworks that a plan may name."""
+    base = _values(_data()["defaults"])
+    return {n: _read(n, row, {**base, **_values(row["constants"])}) for n, row in _data()["frameworks"].items()}
+
+
+@cache
+def stacks() -> dict[str, Framework]:
+    """Frameworks plus the stacks whose measurements are replayed."""
+    found = dict(frameworks())
+    for name, row in _data()["stacks"].items():
+        parent = _data()["frameworks"][row["like"]]
+        merged = {
+            **parent,
+            "version": "",
+            "label": name,
+            "verified": True,
+            **{k: v for k, v in row.items() if k != "like"},
+        }
+        found[name] = _read(name, merged, {**frameworks()[row["like"]].constants, **_values(row["constants"])})
+    return found
+
+
+def framework(name: str) -> Framework:
+    """The framework of that name; UnknownNameError with the nearest names otherwise."""
+    table = frameworks()
+    if name not in table:
+        raise UnknownNameError("training framework", name, table)
+    return table[name]

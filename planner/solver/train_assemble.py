@@ -1,0 +1,123 @@
+"""From a row of the training study to the records of a plan: deployment, memory, predictions with ranges, cost."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from planner.estimate.intervals import interval
+from planner.estimate.memory.training import stage_layers_for
+from planner.plan import Cost, Deployment, MemoryUse, Range, TrainSettings
+from planner.request import OFFLOADS
+from planner.solver.assemble import offer_choice
+from planner.solver.train_study import Block, TrainStudy
+from planner.space.train_rows import TrainRows
+from planner.units import GIB
+
+
+def at(study: TrainStudy, row: int) -> tuple[Block, int]:
+    """Block and position of a problem row."""
+    return study.blocks[int(study.block_of[row])], int(study.position[row])
+
+
+def layout(study: TrainStudy, row: int) -> TrainRows:
+    """The layout of a problem row, as columns of length 1."""
+    block, i = at(study, row)
+    return block.rows.take(np.array([i]))
+
+
+def deployment(study: TrainStudy, row: int) -> Deployment:
+    """What to start, on what."""
+    block, _ = at(study, row)
+    r = layout(study, row)
+    job, hw = study.request.job, study.classes[block.hardware]
+    framework = study.frameworks[int(r.framework[0])]
+    micro, data, accumulation = (
+        int(c[0]) for c in (r.micro_batch_size, r.data_parallel, r.gradient_accumulation_steps)
+    )
+    stages = int(r.pipeline_parallel[0])
+    batch = micro * data * accumulation
+    return Deployment(
+        engine=framework.name,
+        engine_version=framework.version,
+        precision=job.precision,
+        kv_cache_dtype="none",
+        tensor_parallel=int(r.tensor_parallel[0]),
+        pipeline_parallel=stages,
+        data_parallel=data,
+        expert_parallel=int(r.expert_parallel[0]),
+        context_parallel=int(r.context_parallel[0]),
+        gpus=int(r.world[0]),
+        offers=(offer_choice(study.offers[int(study.problem.rows.hardware[row])], block.machines),),
+        train=TrainSettings(
+            method=job.method,
+            zero_stage=int(r.zero_stage[0]),
+            micro_batch_size=micro,
+            gradient_accumulation_steps=accumulation,
+            checkpoint_interval=int(r.checkpoint_interval[0]),
+            offload=OFFLOADS[int(r.offload[0])],
+            optimizer=job.optimizer,
+            seq_len=job.seq_len,
+            global_batch_size=batch,
+            steps=int(np.ceil(job.tokens / (batch * job.seq_len))),
+            packing=job.packing,
+            lora_rank=None if job.method == "full" else job.lora_rank,
+            lora_targets=() if job.method == "full" else job.lora_targets,
+            frozen_precision=job.frozen_precision or ("bnb-nf4" if job.method == "qlora" else None),
+            chunked_loss=job.chunked_loss,
+            layers_per_stage=stage_layers_for(study.model, job, hw, framework, [int(c[0]) for c in r.columns()])
+            if stages > 1
+            else None,
+        ),
+    )
+
+
+def memory_use(study: TrainStudy, row: int) -> MemoryUse:
+    """Memory of the fullest GPU at its worst moment; host RAM per machine."""
+    block, i = at(study, row)
+    m = block.memory
+
+    def gib(value: float) -> float:
+        return round(float(value) / GIB, 3)
+
+    activations = m.activations_bytes[i] + m.logits_bytes[i]
+    parts = m.weights_bytes[i] + m.gradients_bytes[i] + m.optimizer_bytes[i] + activations
+    return MemoryUse(
+        gpu_usable_gib=gib(m.usable_bytes[i]),
+        weights_gib=gib(m.weights_bytes[i]),
+        kv_cache_gib=0.0,
+        activations_gib=gib(activations),
+        runtime_gib=gib(max(float(m.peak_bytes[i] - parts), 0.0)),
+        total_gib=gib(m.peak_bytes[i]),
+        headroom_gib=gib(m.usable_bytes[i] - m.peak_bytes[i]),
+        kv_cache_tokens=0,
+        host_ram_gib=gib(m.host_ram_bytes[i]),
+        gradients_gib=gib(m.gradients_bytes[i]),
+        optimizer_gib=gib(m.optimizer_bytes[i]),
+    )
+
+
+def predicted(study: TrainStudy, row: int) -> dict[str, Range]:
+    """Predictions of the run, each with its 80% interval."""
+    block, i = at(study, row)
+    hw = study.classes[block.hardware]
+    framework = study.frameworks[int(block.rows.framework[i])]
+    values = {
+        "step_time_s": float(block.time.step_time_s[i]),
+        "throughput_tokens_per_s": float(block.time.tokens_per_s[i]),
+        "tokens_per_s_per_gpu": float(block.time.tokens_per_s_per_gpu[i]),
+        "mfu": float(block.time.mfu[i]),
+        "total_time_h": float(block.run_s[i]) / 3600,
+    }
+    ranges = {}
+    for name, value in values.items():
+        low, high = interval(name, hw.gpu, framework.name)
+        ranges[name] = Range(round(value, 5), round(value * low, 5), round(value * high, 5))
+    return ranges
+
+
+def cost(study: TrainStudy, row: int) -> Cost:
+    """USD per hour of all machines, and of the whole run."""
+    block, i = at(study, row)
+    offer = study.offers[int(study.problem.rows.hardware[row])]
+    hourly = offer.price.usd_per_hour * block.machines
+    return Cost(round(hourly, 6), None, round(hourly * float(block.run_s[i]) / 3600, 4))

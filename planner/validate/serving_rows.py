@@ -1,0 +1,197 @@
+"""Reads a measured serving row: what ran, on what, how it was cut and loaded. Tables: serving_rows.yaml, nothing else."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from planner.engines.records import EngineSpec
+from planner.estimate.memory.kv_cache import kv_bytes_per_token
+from planner.estimate.memory.weights import weights_bytes
+from planner.estimate.time.kernels import peak_flops
+from planner.estimate.time.surfaces import read_data
+from planner.hardware.records import Catalog, Gpu, Link
+from planner.models import load_model
+from planner.models.precision import Precision, kv_dtype, precision
+from planner.models.spec import ModelSpec
+from planner.space.shard import Shard
+from planner.units import GIB
+
+METRICS = {"ttft_ms": "ttft", "ttft_p99_ms": "ttft_p99", "tpot_ms": "tpot", "tpot_p50_ms": "tpot", "tpot_p99_ms": "tpot_p99", "itl_ms": "tpot",
+           "output_tok_s_total": "throughput", "output_tok_s_per_gpu": "throughput", "prefill_tok_s": "prefill", "req_s": "throughput"}  # fmt: skip
+
+
+class SkipError(Exception):
+    """A row that cannot be predicted, with the reason."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A row, read: what was run and how it was loaded. load: users, requests/s or batch, by kind; None = saturated."""
+
+    row: int
+    model: ModelSpec
+    shard: Shard
+    engine: EngineSpec
+    budget: int
+    input_tokens: int
+    output_tokens: int
+    kind: str
+    load: float | None
+    metric: str
+    replicas: int = 1
+    equal_lengths: bool = False
+
+
+@cache
+def tables() -> dict[str, Any]:
+    """The tables of serving_rows.yaml."""
+    found: dict[str, Any] = read_data("planner.validate", "serving_rows.yaml")
+    return found
+
+
+def _match(table: str, *texts: str) -> list[Any]:
+    for entry in tables()[table]:
+        found = [re.fullmatch(pattern, text.strip().lower()) for pattern, text in zip(entry, texts, strict=False)]
+        if all(found):
+            return [
+                found[0].expand(v) if isinstance(v, str) and "\\" in v else v for v in entry[len(texts) :] if found[0]
+            ]
+    raise SkipError(f"{table[:-1]} {' '.join(texts)!r} is in no table")
+
+
+def _number(text: str, default: float | None = None) -> float:
+    match = re.search(r"\d+(?:\.\d+)?", text or "")
+    if match:
+        return float(match[0])
+    if default is None:
+        raise SkipError(f"{text!r} is not a number")
+    return default
+
+
+def _precision(text: str, model: ModelSpec, gpu: Gpu) -> Precision:
+    name = _match("precisions", text)[0]
+    stored = [v for k, v in tables()["checkpoints"].items() if k in model.name.lower()]
+    native = precision(stored[0] if stored else model.native_precision)
+    if name == "native" or native.bits < 16:
+        return native
+    found = precision(name)
+    if text.lower().startswith("exl2-"):
+        found = replace(found, bits=_number(text.split("-")[1]), overhead_bits=0.0)
+    if text.lower().startswith("fp8/fp4") and "fp4" in gpu.peak_tflops and "fp8" in gpu.peak_tflops:
+        return precision("nvfp4")
+    return found
+
+
+def _parallel(row: dict[str, str]) -> tuple[int, int, int, int]:
+    """tensor_parallel, pipeline_parallel, expert_parallel, attention_data_parallel of a row; unsaid = the fewest that hold it."""
+    note = {k: int(v) for k, v in re.findall(r"(attn_dp|moe_tp|moe_ep)=(\d+)", row["note"])}
+    pipeline = int(_number(row["pp"], 1))
+    tensor = int(_number(row["tp"], 0)) or int(_number(row["n_gpus"], 1)) // pipeline
+    experts = note.get("moe_ep", 1) or 1
+    group = max(tensor * max(1, note.get("attn_dp", 1)), note.get("moe_tp", 1) * experts, 1)
+    return group, pipeline, experts, max(1, group // max(tensor, 1))
+
+
+def _links(gpu: Gpu, catalog: Catalog) -> Link | None:
+    return catalog.links.get(getattr(gpu, "default_link", "") or "")
+
+
+def read_case(index: int, row: dict[str, str], catalog: Catalog) -> Case:
+    """What a row says, or SkipError with the reason."""
+    if row["metric"] not in METRICS:
+        raise SkipError(f"{row['metric']} is not a time or a rate (memory rows are replayed elsewhere)")
+    if "SUSPECT" in row["note"]:
+        raise SkipError("flagged SUSPECT in the source")
+    unlike = tables()["unlike"].get(row["model"].lower(), "") if row["load_kind"].startswith("mlperf") else ""
+    if unlike:
+        raise SkipError(unlike)
+    name, reason = _match("gpus", row["gpu"])
+    if name is None:
+        raise SkipError(reason)
+    if name not in catalog.gpus:
+        raise SkipError(f"{name} is not in the hardware catalog")
+    gpu = catalog.gpus[name]
+    engine_name, generation, batching, budget = _match("engines", row["engine"], row["engine_version"])
+    model = load_model(tables()["models"].get(row["model"].lower(), row["model"]), offline=True)
+    weights = _precision(row["precision_w"], model, gpu)
+    peak_flops(gpu, weights.compute_dtype)
+    unsaid_8bit = not row["kv_dtype"] and weights.bits <= 8 and not weights.weight_only and "fp8" in gpu.peak_tflops
+    kv = kv_dtype("fp8" if row["kv_dtype"] == "fp8" or unsaid_8bit else "bf16")
+    tensor, pipeline, experts, attention = _parallel(row)
+    replicas = 1
+    if row["load_kind"].startswith("mlperf"):
+        tensor, replicas = _smallest_group(model, gpu, weights, int(_number(row["n_gpus"], 1)))
+    link = _links(gpu, catalog)
+    shard = Shard(
+        gpu,
+        weights,
+        kv,
+        tensor,
+        pipeline,
+        link if tensor > 1 else None,
+        link if pipeline > 1 else None,
+        experts,
+        attention,
+    )
+    engine = EngineSpec(
+        engine_name, generation, (gpu.vendor,), 0.0, batching, True, True, True, True, "any", "", (), {}, "", False
+    )
+    tokens, output = _lengths(row)
+    load = _load(row)
+    _, equal, one_prompt = (
+        _match("closed_loops", row["source"]) if row["load_kind"] == "closed_loop" else (1.0, False, False)
+    )
+    budget = min(budget, tokens + int(load or 0)) if one_prompt else budget
+    return Case(
+        index, model, shard, engine, budget, tokens, output, row["load_kind"], load, row["metric"], replicas, equal
+    )
+
+
+def _smallest_group(model: ModelSpec, gpu: Gpu, weights: Precision, gpus: int) -> tuple[int, int]:
+    """MLPerf rows state machines, not the cut: the fewest GPUs that hold weights twice over, the rest are replicas."""
+    need = model.params_total * weights.bytes_per_weight * 1.6 / (gpu.usable_gib * GIB)
+    tensor = 1
+    while tensor < need and tensor < gpus:
+        tensor *= 2
+    return tensor, max(1, gpus // tensor)
+
+
+def _lengths(row: dict[str, str]) -> tuple[int, int]:
+    text = row["isl"]
+    tokens = (
+        float(tables()["datasets"][row["model"].lower()]["tokens"]) if text == "MLPerf dataset" else _number(text, 128)
+    )
+    output = _number(row["osl"], 128)
+    if row["load_kind"] == "closed_loop":
+        share = _match("closed_loops", row["source"])[0]
+        tokens, output = tokens * share, output * share
+    return max(1, round(tokens)), max(1, round(output))
+
+
+def _load(row: dict[str, str]) -> float | None:
+    text, kind = row["batch_or_concurrency"], row["load_kind"]
+    if kind in ("offline_saturated", "mlperf_offline", "mlperf_server") or text in ("max", "qps=INF"):
+        return _number(text) if "max_num_seqs" in text else None
+    return _number(text, 1)
+
+
+def slots(case: Case) -> float:
+    """Sequences whose KV cache fits beside the weights, on the whole replica; an engine sets aside all or half of an answer."""
+    table, shard = tables()["saturated"], case.shard
+    cut = (shard.tensor_parallel, shard.pipeline_parallel)
+    weights = weights_bytes(case.model, shard.precision, *cut, shard.expert_parallel, shard.attention_data_parallel)
+    usable, runtime = shard.gpu.usable_gib * GIB, table["runtime_gib"]["value"] * GIB
+    rule = table["memory_share"].get(case.engine.name, table["memory_share"]["otherwise"])
+    share = rule["share"]
+    free = (usable - weights - runtime) * share if rule["of"] == "free" else usable * share - weights - runtime
+    per_token = kv_bytes_per_token(case.model, shard.kv_dtype, *cut, shard.attention_data_parallel)
+    reserve = table["reserved_output"].get(case.engine.name, table["reserved_output"]["otherwise"])
+    held = (
+        free / max(per_token, 1e-9) / (case.input_tokens + case.output_tokens * reserve) * shard.attention_data_parallel
+    )
+    return float(np.clip(held, 1.0, table["max_num_seqs"]["value"]))

@@ -1,0 +1,102 @@
+"""The replay on single facts, each with its source; the files of measured rows are not part of the project."""
+
+import pytest
+
+from planner.errors import UnknownNameError
+from planner.estimate.time.engine_time import timing_row
+from planner.estimate.uncertainty import ranges
+from planner.validate.accuracy_serving import replay
+
+BASE = {
+    "model": "Llama-3.1-70B", "gpu": "H100-SXM-80GB", "n_gpus": "2", "tp": "2", "pp": "1", "precision_w": "fp8", "kv_dtype": "fp8",
+    "engine": "TensorRT-LLM", "engine_version": "0.17", "batch_or_concurrency": "max", "isl": "1000", "osl": "1000",
+    "metric": "output_tok_s_total", "value": "1", "load_kind": "offline_saturated", "note": "", "source": "",
+}  # fmt: skip
+
+
+def predict(**changes):
+    return replay([{**BASE, **changes}])[0]
+
+
+TRT_017 = "NVIDIA/TensorRT-LLM@258c7540 docs/source/performance/perf-overview.md (v0.17)"
+SPLITWISE = "Mutinifni/splitwise-sim@8f99e7dc data/perf_model.csv"
+LMDEPLOY = "InternLM/lmdeploy@3e391df4 docs/en/benchmark/a100_fp16.md"
+LLAMA_CPP = "XiongjieDai/GPU-Benchmarks-on-LLM-Inference@aa72e0ec README.md"
+
+
+# Llama-2-70B fp16 on 4x A100-SXM-80 with LMDeploy 0.1.0a1, batch 1: 31 ms a token; 74 ms to the first of 128; others as in the sources
+@pytest.mark.parametrize(
+    ("changes", "measured", "within"),
+    [
+        ({"model": "Llama-2-70B", "gpu": "A100-SXM-80GB", "n_gpus": "4", "tp": "4", "precision_w": "fp16", "kv_dtype": "fp16", "engine": "LMDeploy-TurboMind", "engine_version": "0.1.0a1", "load_kind": "static_concurrency", "batch_or_concurrency": "1", "isl": "128", "osl": "2048", "metric": "tpot_p50_ms", "source": LMDEPLOY}, 31.0, 0.15),
+        ({"model": "Llama-2-70B", "gpu": "A100-SXM-80GB", "n_gpus": "4", "tp": "4", "precision_w": "fp16", "kv_dtype": "fp16", "engine": "LMDeploy-TurboMind", "engine_version": "0.1.0a1", "load_kind": "static_concurrency", "batch_or_concurrency": "1", "isl": "128", "osl": "128", "metric": "ttft_ms", "source": LMDEPLOY}, 74.0, 0.25),
+        ({"gpu": "A100-SXM-80GB", "n_gpus": "8", "tp": "8", "precision_w": "fp16", "kv_dtype": "fp16", "isl": "128", "osl": "128", "source": TRT_017}, 4717.62, 0.25),
+        ({"model": "Llama-2-70B", "gpu": "H100-SXM-80GB(power-capped)", "n_gpus": "8", "tp": "8", "precision_w": "fp16", "kv_dtype": "fp16", "engine": "vLLM (Splitwise fork)", "engine_version": "2023", "batch_or_concurrency": "1", "isl": "512", "osl": "2048", "load_kind": "static_batch", "metric": "tpot_ms", "source": SPLITWISE}, 30.764, 0.3),
+        ({"model": "Llama-3-8B", "gpu": "RTX 4090 24GB", "n_gpus": "1", "tp": "1", "precision_w": "Q4_K_M", "kv_dtype": "fp16", "engine": "llama.cpp", "engine_version": "2024-05", "batch_or_concurrency": "1", "isl": "0", "osl": "4096", "load_kind": "llama-bench", "source": LLAMA_CPP}, 119.44, 0.2),
+    ],
+)  # fmt: skip
+def test_a_fact_is_met(changes, measured, within):
+    found = predict(**changes)
+    assert found.skipped == ""
+    assert found.predicted == pytest.approx(measured, rel=within)
+    assert found.low <= found.predicted <= found.high
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"gpu": "M3 Max 40-Core GPU 64GB"}, "Apple silicon"),
+        ({"gpu": "Quantum QPU"}, "in no table"),
+        ({"engine": "my-engine"}, "in no table"),
+        ({"model": "no-such-model-7b"}, "unknown model"),
+        ({"metric": "mem_weights_gib"}, "not a time or a rate"),
+        ({"note": "SUSPECT: reads like a typo"}, "SUSPECT"),
+        ({"gpu": "A100-SXM-80GB"}, "no fp8 tensor hardware"),
+        ({"isl": "n/a", "osl": ""}, ""),
+    ],
+)
+def test_a_row_that_cannot_be_predicted_says_why(changes, reason):
+    found = predict(**changes)
+    if reason:
+        assert found.predicted is None
+        assert reason in found.skipped
+    else:
+        assert found.predicted is not None
+
+
+def test_more_gpus_and_fewer_tokens_are_faster():
+    assert predict(tp="4", n_gpus="4").predicted > predict().predicted
+    assert predict(isl="128").predicted > predict(isl="4000").predicted
+
+
+def test_2023_engines_are_slower():
+    old = {
+        "engine": "vLLM (Splitwise fork)",
+        "engine_version": "2023",
+        "load_kind": "static_batch",
+        "batch_or_concurrency": "8",
+        "metric": "tpot_ms",
+    }
+    assert predict(**old).predicted > 1.5 * predict(**{**old, "engine": "vllm", "engine_version": "0.18.0"}).predicted
+
+
+def test_rows_keep_their_order():
+    rows = [{**BASE, "isl": str(isl)} for isl in (4000, 128, 1000)] + [{**BASE, "gpu": "nothing"}]
+    found = replay(rows)
+    assert [f.predicted for f in found] == [predict(isl=r["isl"], gpu=r["gpu"]).predicted for r in rows]
+
+
+def test_ranges_hold_the_value_and_widen_for_borrowed_gpus():
+    for metric in ("ttft", "ttft_p95", "tpot", "e2e", "throughput", "unheard-of"):
+        for klass in ("measured", "borrowed"):
+            low, high = ranges(metric, klass, "vllm")
+            assert 0 < low <= 1 <= high
+    measured, borrowed = (ranges("tpot", k, "vllm") for k in ("measured", "borrowed"))
+    assert borrowed[1] / borrowed[0] > measured[1] / measured[0]
+
+
+def test_a_generation_is_picked_by_its_name():
+    assert timing_row("vllm", "2023")["step_overhead_us"] > timing_row("vllm", "0.22.0")["step_overhead_us"]
+    assert timing_row("vllm", "0.22.0") == timing_row("vllm", "today")
+    with pytest.raises(UnknownNameError, match="vllm"):
+        timing_row("vlm", "today")
