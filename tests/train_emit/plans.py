@@ -146,7 +146,7 @@ def _draw(rng: random.Random) -> Plan:
     engine = rng.choice(list(VERSIONS))
     large = engine in ("torchtitan", "megatron_bridge")
     tp, pp = rng.choice([1, 1, 2, 4, 8]), rng.choice([1, 1, 2, 4])
-    cp, ep = (rng.choice([1, 2]), rng.choice([1, 1, 2])) if large else (1, 1)
+    cp, ep = (rng.choice([1, 2]), rng.choice([1, 1, 2])) if large else (rng.choice([1, 1, 2]), 1)
     dp = rng.choice([1, 2, 4, 8, 16])
     model = rng.choice(["8b", "70b", "30b-a3b"])
     per = rng.choice([1, 2, 4, 8])

@@ -40,6 +40,7 @@ def check_keys(texts: dict[str, str]) -> None:
         tree = yaml.safe_load(texts["accelerate.yaml"])
         assert set(tree) <= words("accelerate_top")
         assert set(tree.get("fsdp_config", {})) <= words("accelerate_fsdp")
+        assert set(tree.get("parallelism_config", {})) <= words("accelerate_parallelism")
     settings = json.loads(texts["train_settings.json"])
     for part, values in settings.get("titan", {}).items():
         assert set(values) <= words("torchtitan", part)
@@ -319,6 +320,10 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("FSDP2 shards gradients too", {"engine": "fsdp2", "zero_stage": 1}),
     ("bf16, fp16 or fp32", {"engine": "fsdp2", "precision": "fp8"}),
     ("mix 16 or 8 bit", {"engine": "megatron_bridge", "precision": "fp32"}),
+    ("cannot resume", {"engine": "fsdp2", "tp": 2}),
+    ("context parallelism needs FSDP2", {"engine": "fsdp2", "cp": 2, "zero_stage": 0}),
+    ("whole, packed rows", {"engine": "fsdp2", "cp": 2, "chunked_loss": True}),
+    ("8 parts must divide", {"engine": "fsdp2", "cp": 4, "seq_len": 4100}),
     ("states and parameters together", {"engine": "fsdp2", "offload": "optimizer"}),
     ("no pipeline or expert", {"engine": "fsdp2", "pp": 2}),
     ("every layer or none", {"engine": "torchtitan", "checkpoint_interval": 2}),

@@ -16,7 +16,15 @@ def main(folder: Path) -> None:
     plan = json.loads((folder / "train_settings.json").read_text())
     config = json.loads((folder / "ds_config.json").read_text())
     world = plan["world_size"]
-    ranks = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": "8", "LOCAL_SIZE": "1", "CROSS_RANK": "0", "CROSS_SIZE": "1"}
+    ranks = {
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": str(world),
+        "LOCAL_WORLD_SIZE": "8",
+        "LOCAL_SIZE": "1",
+        "CROSS_RANK": "0",
+        "CROSS_SIZE": "1",
+    }
     os.environ |= {"DS_ACCELERATOR": "cpu", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29999", **ranks}
     import torch
     from torch.testing._internal.distributed.fake_pg import FakeStore

@@ -77,8 +77,20 @@ def training_arguments(out: Path, dep: Any) -> None:
 
 
 def main(first: int, last: int) -> None:
-    os.environ |= {"DS_ACCELERATOR": "cpu", "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(random.randint(20000, 55000)), "CROSS_RANK": "0", "CROSS_SIZE": "1"}
+    os.environ |= {
+        "DS_ACCELERATOR": "cpu",
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": "1",
+        "LOCAL_SIZE": "1",
+        "LOCAL_WORLD_SIZE": "1",
+    }
+    os.environ |= {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(random.randint(20000, 55000)),
+        "CROSS_RANK": "0",
+        "CROSS_SIZE": "1",
+    }
     import deepspeed
 
     deepspeed.init_distributed(dist_backend="gloo", auto_mpi_discovery=False)

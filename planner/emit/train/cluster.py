@@ -36,7 +36,7 @@ cd "${{SLURM_SUBMIT_DIR:-.}}"
 mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 export HOSTS="${{hosts[*]}}"
 echo "training on: $HOSTS" >&2
-exec srun --kill-on-bad-exit=1 --export=ALL bash -c 'MACHINE_INDEX="$SLURM_NODEID" exec bash launch.sh'
+exec srun --kill-on-bad-exit=1 --export=ALL bash launch.sh
 """
 
 

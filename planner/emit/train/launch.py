@@ -5,7 +5,8 @@ from __future__ import annotations
 from planner.emit.text import HEADER, comment, word
 from planner.emit.train.layout import TrainLayout
 
-_ADDRESS = """if [[ -z "${MASTER_ADDR:-}" && -n "${HOSTS:-}" ]]; then
+_ADDRESS = """MACHINE_INDEX="${MACHINE_INDEX:-${SLURM_NODEID:-}}"
+if [[ -z "${MASTER_ADDR:-}" && -n "${HOSTS:-}" ]]; then
     read -r -a hosts <<<"${HOSTS//$'\\n'/ }"
     MASTER_ADDR="${hosts[0]}"
 fi"""
@@ -49,12 +50,12 @@ def _torchrun(laid: TrainLayout) -> str:
 def _start(laid: TrainLayout) -> str:
     """The lines that start the processes."""
     several = laid.machines > 1
-    need = 'if [[ -z "${MACHINE_INDEX:-}" || -z "${MASTER_ADDR:-}" ]]; then\n    echo "set MACHINE_INDEX and MASTER_ADDR (or HOSTS)" >&2\n    exit 2\nfi'
+    need = 'if [[ -z "$MACHINE_INDEX" || -z "${MASTER_ADDR:-}" ]]; then\n    echo "set MACHINE_INDEX and MASTER_ADDR (or HOSTS)" >&2\n    exit 2\nfi'
     if laid.engine == "deepspeed":
         if not several:
             return f'exec deepspeed --num_gpus {laid.gpus_per_machine} --master_port "$MASTER_PORT" --no_local_rank "${{script[@]}}"'
         ssh = (
-            'if [[ -z "${MACHINE_INDEX:-}" && -f "$here/hostfile" ]]; then\n'
+            'if [[ -z "$MACHINE_INDEX" && -f "$here/hostfile" ]]; then\n'
             f'    exec deepspeed --hostfile "$here/hostfile" --num_nodes {laid.machines} --num_gpus {laid.gpus_per_machine} \\\n'
             '        --master_port "$MASTER_PORT" --no_local_rank "${script[@]}"\nfi'
         )

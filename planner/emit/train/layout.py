@@ -83,9 +83,8 @@ class TrainLayout:
             names.append(extras["data"])
             names += [extras["lora"]] if self.train.method != "full" else []
             names += [extras["qlora"]] if self.train.method == "qlora" or self.optim.endswith("bnb_8bit") else []
-            names += (
-                [extras["torchao"]] if self.optim == "adamw_torch_8bit" or self.deployment.precision == "fp8" else []
-            )
+        if self.optim == "adamw_torch_8bit" or self.deployment.precision == "fp8":
+            names += [extras["torchao"]] if self.engine in ("fsdp2", "torchtitan") else []
         return list(dict.fromkeys(names))
 
     @property
@@ -229,7 +228,10 @@ def _refusals(laid: TrainLayout) -> list[tuple[bool, str, str]]:
     if laid.engine == "fsdp2":
         return [
             (pp > 1 or ep > 1, "accelerate has no pipeline or expert parallelism for training", bigger),
-            (tp > 1 or cp > 1, "the Trainer cannot resume a model split by tensor or context", bigger),
+            (tp > 1, "the Trainer cannot resume a model that transformers split by tensor", bigger),
+            (cp > 1 and train.zero_stage == 0, "context parallelism needs FSDP2", "Pin --zero-stage 3."),
+            (cp > 1 and (train.chunked_loss or not train.packing), "context parallelism wants whole, packed rows", bigger),
+            (cp > 1 and train.seq_len % (2 * cp) > 0, f"{2 * cp} parts must divide the sequence", "Change --seq-len."),
             (dep.precision == "fp8", "the Trainer computes in bf16, fp16 or fp32", bigger),
             (train.zero_stage == 1, "FSDP2 shards gradients too", "Pin --zero-stage 2 or 3."),
             (

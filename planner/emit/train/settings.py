@@ -184,4 +184,12 @@ def accelerate_yaml(laid: TrainLayout) -> str:
             "fsdp_state_dict_type": "SHARDED_STATE_DICT",
             "fsdp_activation_checkpointing": train.checkpoint_interval == 1,
         }
+    if laid.deployment.context_parallel > 1:
+        tree["parallelism_config"] = {
+            "parallelism_config_dp_replicate_size": 1,
+            "parallelism_config_dp_shard_size": laid.deployment.data_parallel,
+            "parallelism_config_tp_size": 1,
+            "parallelism_config_cp_size": laid.deployment.context_parallel,
+            "parallelism_config_cp_backend": "torch",
+        }
     return to_yaml(tree, notes=[f"accelerate launch --config_file accelerate.yaml ({laid.deployment.gpus} processes)"])
