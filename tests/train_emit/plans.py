@@ -127,7 +127,7 @@ def tiny(engine: str = "deepspeed", dp: int = 2, **kw: Any) -> Plan:
         "checkpoint_interval": 0,
         "precision": "fp32",
     }
-    gpus = dp * kw.get("tp", 1) * kw.get("pp", 1)
+    gpus = dp * kw.get("tp", 1) * kw.get("pp", 1) * kw.get("cp", 1)
     return plan("tiny", engine, dp=dp, offers=(owned("rtx-4090", gpus),), **(base | kw))
 
 
