@@ -320,6 +320,8 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("FSDP2 shards gradients too", {"engine": "fsdp2", "zero_stage": 1}),
     ("bf16, fp16 or fp32", {"engine": "fsdp2", "precision": "fp8"}),
     ("mix 16 or 8 bit", {"engine": "megatron_bridge", "precision": "fp32"}),
+    ("does not shard 4-bit", {"method": "qlora", "zero_stage": 3}),
+    ("bf16 states need bf16", {"engine": "fsdp2", "optimizer": "adamw-bf16", "precision": "fp16"}),
     ("cannot resume", {"engine": "fsdp2", "tp": 2}),
     ("context parallelism needs FSDP2", {"engine": "fsdp2", "cp": 2, "zero_stage": 0}),
     ("whole, packed rows", {"engine": "fsdp2", "cp": 2, "chunked_loss": True}),
@@ -373,6 +375,7 @@ def test_a_plan_that_contradicts_itself_is_refused() -> None:
         ({"engine": "fsdp2", "zero_stage": 0}, "--zero-stage 2"),
         ({"engine": "fsdp2", "zero_stage": 3}, "--offload optimizer+parameters"),
         ({"pp": 2, "zero_stage": 1}, "more GPUs"),
+        ({"method": "qlora", "zero_stage": 2}, "--framework fsdp2"),
     ],
 )
 def test_the_plan_after_the_next_one(settings: dict[str, Any], expected: str) -> None:

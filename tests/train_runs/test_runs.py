@@ -53,7 +53,7 @@ CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
     "zero3-offload": ("DeepSpeedEngine", 2, {"zero_stage": 3, "offload": "optimizer+parameters"}),
     "zero2-bf16-states": ("DeepSpeedEngine", 2, {"zero_stage": 2, "optimizer": "adamw-bf16", **BF16}),
     "zero1-muon": ("DeepSpeedEngine", 2, {"zero_stage": 1, "optimizer": "muon", **BF16}),
-    "zero3-lora": ("DeepSpeedEngine", 2, {"zero_stage": 3, "method": "lora", **BF16}),
+    "zero3-lora": ("DeepSpeedEngine", 2, {"zero_stage": 3, "method": "lora", "checkpoint_interval": 1, **BF16}),
     "autotp": ("DeepSpeedEngine", 1, {"zero_stage": 1, "tp": 2, "dp": 1}),
     "pipeline": ("PipelineEngine", 1, {"zero_stage": 0, "pp": 2, "dp": 1}),
     "pipeline-uneven": (

@@ -204,6 +204,11 @@ def _refusals(laid: TrainLayout) -> list[tuple[bool, str, str]]:
             (tp > 1 and train.method != "full", "AutoTP does not split adapters", "Pin --tp 1."),
             (dep.precision == "fp8", "it computes in bf16, fp16 or fp32", bigger),
             (
+                train.method == "qlora" and train.zero_stage == 3,
+                "ZeRO 3 does not shard 4-bit weights",
+                "Pin --framework fsdp2 or --zero-stage 2.",
+            ),
+            (
                 train.offload == "optimizer+parameters" and train.zero_stage < 3,
                 "parameters leave the GPU only with ZeRO 3",
                 "Pin --zero-stage 3.",
@@ -230,8 +235,13 @@ def _refusals(laid: TrainLayout) -> list[tuple[bool, str, str]]:
             (pp > 1 or ep > 1, "accelerate has no pipeline or expert parallelism for training", bigger),
             (tp > 1, "the Trainer cannot resume a model that transformers split by tensor", bigger),
             (cp > 1 and train.zero_stage == 0, "context parallelism needs FSDP2", "Pin --zero-stage 3."),
-            (cp > 1 and (train.chunked_loss or not train.packing), "context parallelism wants whole, packed rows", bigger),
+            (
+                cp > 1 and (train.chunked_loss or not train.packing),
+                "context parallelism wants whole, packed rows",
+                bigger,
+            ),
             (cp > 1 and train.seq_len % (2 * cp) > 0, f"{2 * cp} parts must divide the sequence", "Change --seq-len."),
+            (train.optimizer == "adamw-bf16" and dep.precision != "bf16", "bf16 states need bf16", other),
             (dep.precision == "fp8", "the Trainer computes in bf16, fp16 or fp32", bigger),
             (train.zero_stage == 1, "FSDP2 shards gradients too", "Pin --zero-stage 2 or 3."),
             (
@@ -265,6 +275,7 @@ def _refusals(laid: TrainLayout) -> list[tuple[bool, str, str]]:
         return [
             *common,
             (dep.precision == "fp16", "it has no loss scaling", "Use bf16."),
+            (train.optimizer == "adamw-bf16" and dep.precision != "bf16", "bf16 states need bf16", other),
             (train.checkpoint_interval > 1, "it checkpoints every layer or none", "Pin --checkpoint-interval 1."),
             (train.zero_stage == 1, "FSDP2 shards gradients too", "Pin --zero-stage 2 or 3."),
             (train.offload != "none" and train.zero_stage == 0, "only FSDP offloads", "Pin --zero-stage 3."),

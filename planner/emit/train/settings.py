@@ -91,6 +91,8 @@ def then_try(laid: TrainLayout) -> str:
     """The next plan when one row a micro-batch and a checkpoint at every layer are still too much."""
     train, again = laid.train, "planner solve --task train"
     pipeline = laid.deployment.pipeline_parallel > 1
+    if train.method == "qlora" and laid.engine == "deepspeed":
+        return f"shard the 4-bit weights too: {again} --framework fsdp2 (the rest as before), then emit again"
     if train.zero_stage < (1 if pipeline else 3) and laid.engine in ("deepspeed", "fsdp2"):
         step = train.zero_stage + (2 if laid.engine == "fsdp2" and train.zero_stage == 0 else 1)
         return f"shard more: {again} --zero-stage {step} (the rest as before), then emit again"
