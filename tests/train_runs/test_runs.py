@@ -17,13 +17,13 @@ deepspeed = need("torch", "transformers", "accelerate", "deepspeed")
 BF16 = {"precision": "bf16"}
 
 
-def check(run: Any, wrapper: str, data_parallel: int, steps: int = 8) -> None:
+def check(run: Any, wrapper: str, data_parallel: int, steps: int = 8, fall: float = 0.5) -> None:
     assert run.code == 0, run.text[-3000:]
     first = run.starts[0]
     seen = (first["wrapper"], first["world_size"], first["data_parallel"], first["global_batch_size"])
     assert seen == (wrapper, 2, data_parallel, 4 * data_parallel)
     assert [row["step"] for row in run.steps] == list(range(1, steps + 1))
-    assert run.losses[-1] < run.losses[0] - 0.5
+    assert run.losses[-1] < run.losses[0] - fall
     for row in run.steps:
         assert row["tokens_per_s"] == pytest.approx(4 * data_parallel * 64 / row["step_time_s"])
         assert row["tokens_per_s_per_gpu"] == pytest.approx(row["tokens_per_s"] / 2)
@@ -64,7 +64,6 @@ CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
     "fsdp2-bf16-states": ("FSDPModule", 2, {"engine": "fsdp2", "zero_stage": 2, "optimizer": "adamw-bf16", **BF16}),
     "fsdp3-checkpoints": ("FSDPModule", 2, {"engine": "fsdp2", "zero_stage": 3, "checkpoint_interval": 1, **BF16}),
     "fsdp3-groups-of-2": ("FSDPModule", 2, {"engine": "fsdp2", "zero_stage": 3, "checkpoint_interval": 2, "chunked_loss": True}),
-    "fsdp3-offload": ("FSDPModule", 2, {"engine": "fsdp2", "zero_stage": 3, "offload": "optimizer+parameters"}),
     "fsdp3-lora": ("FSDPModule", 2, {"engine": "fsdp2", "zero_stage": 3, "method": "lora", "checkpoint_interval": 1, **BF16}),
     "ddp-adafactor": ("DistributedDataParallel", 2, {"engine": "fsdp2", "zero_stage": 0, "optimizer": "adafactor"}),
 }  # fmt: skip
@@ -77,7 +76,8 @@ def test_the_loss_falls(name: str, tiny_folder: Path, tmp_path: Path) -> None:
     wrapper, data_parallel, settings = CASES[name]
     if settings.get("method") == "lora":
         pytest.importorskip("peft")
-    check(start(tiny(**settings), tiny_folder, tmp_path), wrapper, data_parallel)
+    fall = 0.5 if settings.get("method", "full") == "full" else 0.3
+    check(start(tiny(**settings), tiny_folder, tmp_path), wrapper, data_parallel, fall=fall)
 
 
 @pytest.mark.slow
@@ -91,7 +91,7 @@ def test_qlora(settings: dict[str, Any], tiny_folder: Path, tmp_path: Path) -> N
     wrapper = {("fsdp2", 0): "DistributedDataParallel", ("fsdp2", 3): "FSDPModule"}.get(
         (settings.get("engine"), settings["zero_stage"]), "DeepSpeedEngine"
     )
-    check(start(plan, tiny_folder, tmp_path), wrapper, 2)
+    check(start(plan, tiny_folder, tmp_path), wrapper, 2, fall=0.3)
 
 
 @pytest.mark.slow
