@@ -324,7 +324,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("bf16 states need bf16", {"engine": "fsdp2", "optimizer": "adamw-bf16", "precision": "fp16"}),
     ("cannot resume", {"engine": "fsdp2", "tp": 2}),
     ("context parallelism needs FSDP2", {"engine": "fsdp2", "cp": 2, "zero_stage": 0}),
-    ("whole, packed rows", {"engine": "fsdp2", "cp": 2, "chunked_loss": True}),
+    ("chunked loss cuts", {"engine": "fsdp2", "cp": 2, "chunked_loss": True}),
     ("8 parts must divide", {"engine": "fsdp2", "cp": 4, "seq_len": 4100}),
     ("states and parameters together", {"engine": "fsdp2", "offload": "optimizer"}),
     ("no pipeline or expert", {"engine": "fsdp2", "pp": 2}),

@@ -10,6 +10,7 @@ from typing import Any
 
 from planner.emit.layout import checked_text, vendor_of
 from planner.emit.layout import facts as serving_facts
+from planner.emit.train.limits import refusals
 from planner.errors import InvalidValueError, NoPlanError, PlanFileError
 from planner.plan import Deployment, OfferChoice, Plan, TrainSettings
 
@@ -177,118 +178,6 @@ def _machines(dep: Deployment) -> tuple[int, int]:
 
 def _check_support(laid: TrainLayout) -> None:
     """What the framework cannot do, in one line with the way out."""
-    for wrong, why, way in _refusals(laid):
+    for wrong, why, way in refusals(laid.deployment, laid.train):
         if wrong:
             raise InvalidValueError(f"{laid.title} files cannot be written for this plan", why, way)
-
-
-def _refusals(laid: TrainLayout) -> list[tuple[bool, str, str]]:
-    dep, train = laid.deployment, laid.train
-    tp, pp, cp, ep = dep.tensor_parallel, dep.pipeline_parallel, dep.context_parallel, dep.expert_parallel
-    bigger, other = "Pin --framework torchtitan.", "Choose another --optimizer."
-    if laid.engine == "deepspeed":
-        return [
-            (cp > 1 or ep > 1, "its Trainer has no context or expert parallelism here", bigger),
-            (pp > 1 and tp > 1, "PipelineModule and AutoTP do not combine", bigger),
-            (pp > 1 and train.zero_stage > 1, "PipelineModule refuses ZeRO 2 and 3", "Pin --zero-stage 1."),
-            (pp > 1 and train.offload != "none", "PipelineModule keeps its states on the GPU", "Pin --offload none."),
-            (pp > 1 and train.method != "full", "the pipeline script trains all weights", "Pin --pp 1."),
-            (pp > 1 and train.optimizer not in ("adamw", "adamw-bf16"), "the pipeline script runs AdamW", other),
-            (
-                pp > 1 and train.layers_per_stage is None,
-                "the plan does not say which layers a stage holds",
-                "Solve again.",
-            ),
-            (pp > 1 and not train.packing, "the pipeline script has no padding mask", "Plan with packing."),
-            (tp > 1 and train.zero_stage == 0, "AutoTP was only seen with ZeRO 1 to 3", "Pin --zero-stage 1."),
-            (tp > 1 and train.method != "full", "AutoTP does not split adapters", "Pin --tp 1."),
-            (dep.precision == "fp8", "it computes in bf16, fp16 or fp32", bigger),
-            (
-                train.method == "qlora" and train.zero_stage == 3,
-                "ZeRO 3 does not shard 4-bit weights",
-                "Pin --framework fsdp2 or --zero-stage 2.",
-            ),
-            (
-                train.offload == "optimizer+parameters" and train.zero_stage < 3,
-                "parameters leave the GPU only with ZeRO 3",
-                "Pin --zero-stage 3.",
-            ),
-            (train.offload == "optimizer" and train.zero_stage < 1, "offload needs ZeRO", "Pin --zero-stage 1."),
-            (
-                train.optimizer == "adamw-bf16" and (train.zero_stage < 1 or dep.precision != "bf16"),
-                "bf16 states need ZeRO 1 to 3 and bf16",
-                other,
-            ),
-            (
-                train.optimizer in ("adamw-8bit", "paged-adamw-8bit", "adafactor") and train.offload != "none",
-                "its CPU optimizer is AdamW",
-                other,
-            ),
-            (
-                train.optimizer == "adafactor" and train.zero_stage > 0,
-                "ZeRO flattens the weights, and then it saves nothing",
-                other,
-            ),
-        ]
-    if laid.engine == "fsdp2":
-        return [
-            (pp > 1 or ep > 1, "accelerate has no pipeline or expert parallelism for training", bigger),
-            (tp > 1, "the Trainer cannot resume a model that transformers split by tensor", bigger),
-            (cp > 1 and train.zero_stage == 0, "context parallelism needs FSDP2", "Pin --zero-stage 3."),
-            (
-                cp > 1 and (train.chunked_loss or not train.packing),
-                "context parallelism wants whole, packed rows",
-                bigger,
-            ),
-            (cp > 1 and train.seq_len % (2 * cp) > 0, f"{2 * cp} parts must divide the sequence", "Change --seq-len."),
-            (train.optimizer == "adamw-bf16" and dep.precision != "bf16", "bf16 states need bf16", other),
-            (dep.precision == "fp8", "the Trainer computes in bf16, fp16 or fp32", bigger),
-            (train.zero_stage == 1, "FSDP2 shards gradients too", "Pin --zero-stage 2 or 3."),
-            (
-                train.offload == "optimizer",
-                "FSDP2 moves states and parameters together",
-                "Pin --offload optimizer+parameters.",
-            ),
-            (
-                train.offload != "none" and train.zero_stage == 0,
-                "DDP keeps everything on the GPU",
-                "Pin --zero-stage 3.",
-            ),
-            (
-                train.optimizer == "paged-adamw-8bit" and train.zero_stage > 0,
-                "paged states cannot be sharded",
-                "Choose --optimizer adamw-8bit.",
-            ),
-            (
-                train.optimizer in ("muon", "adafactor") and train.zero_stage > 0,
-                f"{train.optimizer} on sharded weights was never run",
-                other,
-            ),
-            (train.optimizer == "muon", "the Trainer has no Muon", other),
-        ]
-    common = [
-        (train.method != "full", "the script trains all weights", "Pin --framework fsdp2 or deepspeed."),
-        (not train.packing, "it packs its samples", "Plan with packing."),
-        (train.offload == "optimizer", "it does not offload states alone", "Pin --offload none."),
-    ]
-    if laid.engine == "torchtitan":
-        return [
-            *common,
-            (dep.precision == "fp16", "it has no loss scaling", "Use bf16."),
-            (train.optimizer == "adamw-bf16" and dep.precision != "bf16", "bf16 states need bf16", other),
-            (train.checkpoint_interval > 1, "it checkpoints every layer or none", "Pin --checkpoint-interval 1."),
-            (train.zero_stage == 1, "FSDP2 shards gradients too", "Pin --zero-stage 2 or 3."),
-            (train.offload != "none" and train.zero_stage == 0, "only FSDP offloads", "Pin --zero-stage 3."),
-            (train.optimizer not in ("adamw", "adamw-bf16"), "its script here runs AdamW", other),
-        ]
-    return [
-        *common,
-        (dep.precision == "fp32", "its recipes mix 16 or 8 bit", "Use bf16."),
-        (train.offload != "none", "its states stay on the GPU", "Pin --offload none."),
-        (train.optimizer != "adamw", "its script here runs AdamW with fp32 states", other),
-        (
-            pp > 1 and train.zero_stage > 1,
-            "Megatron FSDP and pipeline stages were never combined here",
-            "Pin --zero-stage 1.",
-        ),
-    ]
