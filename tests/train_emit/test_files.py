@@ -420,6 +420,20 @@ def test_owned_machines_get_no_skypilot() -> None:
     assert "skypilot: the machines are your own" in texts["LAUNCH.md"]
 
 
+def test_overrides_reach_every_process_as_options(tmp_path: Path) -> None:
+    found = started(plan(), tmp_path, MICRO_BATCH_SIZE="2", GRADIENT_ACCUMULATION_STEPS="8", CHECKPOINT_INTERVAL="1")
+    options = ("--micro-batch-size", "--gradient-accumulation-steps", "--checkpoint-interval")
+    assert [after(found, o) for o in options] == ["2", "8", "1"]
+    assert not set(options) & set(started(plan(), tmp_path))
+
+
+def test_what_was_never_run_is_marked() -> None:
+    cases = [plan(engine="torchtitan"), plan(engine="megatron_bridge", zero_stage=1), plan(engine="fsdp2", cp=2)]
+    assert all("Not run by us" in render(made)["LAUNCH.md"] for made in cases)
+    assert not any("Not run by us" in render(made)["LAUNCH.md"] for made in (plan(), plan(engine="fsdp2")))
+    assert "about 42 GB" in render(plan("70b", "fsdp2", method="qlora", dp=2))["LAUNCH.md"]
+
+
 def test_a_checkpoint_interval_of_several_layers_is_explained() -> None:
     assert "One activation is kept every 4 layers" in render(plan(checkpoint_interval=4))["LAUNCH.md"]
     assert "is kept every" not in render(plan(checkpoint_interval=1))["LAUNCH.md"]

@@ -1,6 +1,6 @@
 """Slurm, SkyPilot and Kubernetes: each starts launch.sh once on every machine.
 
-JobSet fields: kubernetes-sigs/jobset, api/jobset/v1alpha2/jobset_types.go; its pods get JOB_COMPLETION_INDEX, and with
+JobSet fields: kubernetes-sigs/jobset@0336a8f api/jobset/v1alpha2/jobset_types.go; its pods get JOB_COMPLETION_INDEX, and with
 enableDNSHostnames the first one answers at NAME-workers-0-0.NAME.
 """
 

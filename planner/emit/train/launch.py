@@ -20,8 +20,10 @@ def _about(laid: TrainLayout) -> list[str]:
         f"{dep.gpus} processes on {laid.machines} machine(s) of {laid.offer.gpus_per_instance}x {laid.offer.gpu};",
         f"tensor {dep.tensor_parallel}, pipeline {dep.pipeline_parallel}, data {dep.data_parallel}, ZeRO {train.zero_stage}, micro-batch {train.micro_batch_size},",
         f"accumulation {train.gradient_accumulation_steps}, checkpoint interval {train.checkpoint_interval}, offload {train.offload}.",
-        "Environment: DATASET (file, folder or hub name; needed), MODEL, OUTPUT_DIR, EXTRA_ARGS, MASTER_PORT.",
+        "Environment: DATASET (needed), MODEL, OUTPUT_DIR, EXTRA_ARGS, MASTER_PORT.",
     ]
+    if laid.engine in ("deepspeed", "fsdp2"):
+        lines.append("To fit: MICRO_BATCH_SIZE, GRADIENT_ACCUMULATION_STEPS, CHECKPOINT_INTERVAL.")
     if laid.gated:
         lines.append("The hub asks for an accepted licence for this model: export HF_TOKEN of an account that has it.")
     if laid.machines > 1:
@@ -32,6 +34,7 @@ def _about(laid: TrainLayout) -> list[str]:
             lines.append(
                 "Or once, over ssh: a file `hostfile` beside this script (see hostfile.example), no MACHINE_INDEX."
             )
+            lines.append("Over ssh, variables such as HF_TOKEN go into ~/.deepspeed_env of the first machine.")
     return lines
 
 
@@ -116,6 +119,9 @@ read -r -a extra <<<"${{EXTRA_ARGS:-}}"
 PYTHON_SCRIPT = [
     '"$here/train.py"',
     '--model "$MODEL" --dataset "$DATASET" --output "$OUTPUT_DIR"',
+    '${MICRO_BATCH_SIZE:+--micro-batch-size "$MICRO_BATCH_SIZE"}',
+    '${GRADIENT_ACCUMULATION_STEPS:+--gradient-accumulation-steps "$GRADIENT_ACCUMULATION_STEPS"}',
+    '${CHECKPOINT_INTERVAL:+--checkpoint-interval "$CHECKPOINT_INTERVAL"}',
     '"${extra[@]}"',
 ]
 

@@ -147,6 +147,16 @@ def _know(laid: TrainLayout) -> list[str]:
         lines.append("* fp16 with dynamic loss scaling: the first steps may be skipped while the scale settles.")
     if train.offload != "none" and laid.engine == "deepspeed":
         lines.append("* Offload uses DeepSpeedCPUAdam, which compiles once at the first start (about two minutes).")
+    if train.optimizer == "muon":
+        lines.append("* Muon's Adam half is DeepSpeed's FusedAdam, which compiles once at the first start.")
+    if train.method == "qlora" and laid.engine == "fsdp2" and train.zero_stage:
+        host_gb = laid.plan.model.params_total * 0.6e-9
+        lines.append(
+            f"* While loading, each process holds the 4-bit model in host memory, about {host_gb:.0f} GB, and hands "
+            "its shards to the GPU layer by layer."
+        )
+    if laid.engine == "fsdp2" and laid.deployment.context_parallel > 1:
+        lines.append("* Not run by us: context parallelism needs the attention kernels of GPUs.")
     if laid.engine not in HUGGING_FACE:
         lines.append(
             f"* Not run by us: {laid.title} needs GPUs. Fields are those of {facts()['read_from'][laid.engine]}."
