@@ -128,7 +128,7 @@ def tiny(engine: str = "deepspeed", dp: int = 2, **kw: Any) -> Plan:
         "precision": "fp32",
     }
     gpus = dp * kw.get("tp", 1) * kw.get("pp", 1) * kw.get("cp", 1)
-    return plan("tiny", engine, dp=dp, offers=(owned("rtx-4090", gpus),), **(base | kw))
+    return plan("tiny", engine, dp=dp, **(base | {"offers": (owned("rtx-4090", gpus),)} | kw))
 
 
 def random_plan(rng: random.Random) -> Plan:
