@@ -23,6 +23,8 @@ if TYPE_CHECKING:
         Workload,
     )
 
+__version__ = "0.1.0"
+
 _HOMES = {
     "solve": "planner.api",
     "compare": "planner.api",

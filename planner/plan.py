@@ -82,7 +82,10 @@ class TrainSettings:
 
 @dataclass(frozen=True)
 class Deployment:
-    """What to start, on what. data_parallel = replicas; gpus = in use (not in the rented machines)."""
+    """What to start, on what. data_parallel = replicas; gpus = in use (not in the rented machines).
+
+    checkpoint: hub id of the published checkpoint to load instead of the model's own, None = the model's own.
+    """
 
     engine: str
     engine_version: str
@@ -96,6 +99,7 @@ class Deployment:
     gpus: int
     offers: tuple[OfferChoice, ...]
     serve: ServeSettings | None = None
+    checkpoint: str | None = None
     train: TrainSettings | None = None
 
     @property
@@ -193,6 +197,7 @@ class ModelSummary:
     moe: bool
     family: str
     source: str
+    native_precision: str = ""
 
 
 @dataclass(frozen=True)

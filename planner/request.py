@@ -86,7 +86,11 @@ class HardwareFilter:
 
 @dataclass(frozen=True)
 class Pins:
-    """Axes fixed by the user; None = the solver decides."""
+    """Axes fixed by the user; None = the solver decides.
+
+    unpublished_checkpoints: also search quantised formats for which no published checkpoint of the model is known, so
+    that one must be made first (a pinned precision is searched in any case).
+    """
 
     engine: str | None = None
     precision: str | None = None
@@ -96,6 +100,7 @@ class Pins:
     data_parallel: int | None = None
     max_model_len: int | None = None
     max_num_seqs: int | None = None
+    unpublished_checkpoints: bool = False
 
 
 @dataclass(frozen=True)

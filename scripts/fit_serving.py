@@ -1,4 +1,4 @@
-"""Fit the engine constants of planner/engines/time.yaml to measured serving rows, and make planner/estimate/uncertainty.yaml.
+"""Fit the engine constants of planner/engines/time.yaml to measured serving rows, and make planner/estimator/uncertainty.yaml.
 
 Run:  python scripts/fit_serving.py ROWS.csv [--sweeps 2] [--ranges]
 ROWS.csv has the columns of `planner accuracy --serving`. Rows are split in two by (model, GPU, engine); only one half is
@@ -17,8 +17,8 @@ import numpy as np
 import yaml
 
 from planner.errors import PlannerError
-from planner.estimate.time import engine_time
-from planner.estimate.time.surfaces import surface_of
+from planner.estimator.time import engine_time
+from planner.estimator.time.surfaces import surface_of
 from planner.hardware.catalog import load_catalog
 from planner.validate.accuracy_serving import replay
 from planner.validate.serving_rows import METRICS, SkipError, read_case

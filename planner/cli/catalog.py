@@ -27,7 +27,7 @@ def _many(name: str, text: str) -> Any:
 
 
 @app.command("list")
-def list_offers(  # noqa: PLR0917 (one parameter an option)
+def list_offers(
     provider: Annotated[list[str] | None, _many("provider", "Provider")] = None,
     gpu: Annotated[list[str] | None, _many("gpu", "GPU")] = None,
     region: Annotated[list[str] | None, _many("region", "Region")] = None,

@@ -38,9 +38,14 @@ def show(
 
 def _memory(model: Any) -> dict[str, Any]:
     """Bytes on one GPU, without any parallelism, as vLLM lays them out."""
-    from planner.estimate.memory.kv_cache import kv_bytes_per_token, sequence_bytes, stages_kv, state_bytes_per_sequence
-    from planner.estimate.memory.rules import memory_rules
-    from planner.estimate.memory.weights import weights_bytes
+    from planner.estimator.memory.kv_cache import (
+        kv_bytes_per_token,
+        sequence_bytes,
+        stages_kv,
+        state_bytes_per_sequence,
+    )
+    from planner.estimator.memory.rules import memory_rules
+    from planner.estimator.memory.weights import weights_bytes
     from planner.models.precision import kv_dtype
 
     names = dict.fromkeys((model.native_precision, *_SHOWN))

@@ -93,6 +93,7 @@ PINS: Group = {
     "pipeline_parallel": _text("Pin pipeline parallelism.", "--pipeline-parallel", "--pp"),
     "data_parallel": _text("Pin the number of replicas (training: of data-parallel ranks).", "--data-parallel", "--dp"),
     "max_model_len": _text("Longest request the engine must accept, in tokens.", "--max-model-len"),
+    "unpublished": _flag("Also search formats of which no published checkpoint is known.", "--unpublished"),
     "max_num_seqs": _text("Pin the most sequences a replica runs at once.", "--max-num-seqs"),
 }
 JSON: Group = {"json": _flag("Print JSON instead of tables.", "--json")}
@@ -211,6 +212,7 @@ def serve_request(o: Given) -> ServeRequest:
             whole(o.get("data_parallel"), "--data-parallel"),
             whole(o.get("max_model_len"), "--max-model-len"),
             whole(o.get("max_num_seqs"), "--max-num-seqs"),
+            bool(o.get("unpublished")),
         ),
     )
 

@@ -18,7 +18,7 @@ TASKS = ("serve", "train")
 SERVE_ONLY: Group = {
     **{k: v for k, v in opt.LOAD.items() if k not in ("input_tokens", "output_tokens")},
     **{k: opt.LIMITS[k] for k in ("latency", "tpot", "e2e", "min_throughput")},
-    **{k: opt.PINS[k] for k in ("kv_cache_dtype", "max_model_len", "max_num_seqs")},
+    **{k: opt.PINS[k] for k in ("kv_cache_dtype", "max_model_len", "max_num_seqs", "unpublished")},
 }
 OUTPUT: Group = {
     "time_limit": opt._text("Most time for the proof.", "--time-limit", default="30s"),

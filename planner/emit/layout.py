@@ -8,8 +8,10 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from planner.engines.formats import load_flag
 from planner.engines.records import EngineSpec, PrecisionSupport, engine
 from planner.errors import InvalidValueError, NoPlanError, PlanFileError
+from planner.models.checkpoints import all_checkpoints
 from planner.plan import Deployment, OfferChoice, Plan, ServeSettings
 
 EXACT = {"bf16": "bfloat16", "fp16": "float16"}
@@ -99,8 +101,22 @@ class Layout:
 
     @property
     def checkpoint(self) -> str | None:
-        """Which kind of checkpoint MODEL must be; None when the plain one serves."""
-        return facts()["checkpoints"][self.deployment.precision] if self.support.needs_checkpoint else None
+        """Which kind of checkpoint MODEL must be when the plan knows none to load; None when it does."""
+        known = self.deployment.checkpoint or self.deployment.precision == self.plan.model.native_precision
+        return (
+            facts()["checkpoints"][self.deployment.precision] if self.support.needs_checkpoint and not known else None
+        )
+
+    @property
+    def load_flag(self) -> str | None:
+        """What the engine is told to get this precision: nothing for weights that are published in it."""
+        dep = self.deployment
+        if dep.checkpoint is not None:
+            known = next((c for c in all_checkpoints() if c.repo == dep.checkpoint), None)
+            return load_flag(dep.engine, known) if known else None
+        if dep.precision == self.plan.model.native_precision and dep.precision not in EXACT:
+            return None
+        return self.support.flag
 
     @property
     def gated(self) -> bool:
@@ -190,7 +206,7 @@ def _lay_out(plan: Plan, dep: Deployment, serve: ServeSettings, spec: EngineSpec
         spec=spec,
         support=support,
         offer=offer,
-        model=checked_text(plan.model.hf_id or plan.model.name, "the model"),
+        model=checked_text(dep.checkpoint or plan.model.hf_id or plan.model.name, "the model"),
         vendor=vendor_of(offer.gpu),
         machines=machines,
         replicas=dep.data_parallel,

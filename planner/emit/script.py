@@ -62,11 +62,18 @@ def _about(layout: Layout) -> list[str]:
     return lines
 
 
+def _model_line(layout: Layout) -> str:
+    """MODEL defaults to the planned one, or is demanded when the plan knows no checkpoint in the planned format."""
+    if layout.checkpoint is None:
+        return 'MODEL="${MODEL:-$planned_model}"'
+    return f'MODEL="${{MODEL:?set it to {layout.checkpoint} (hub id or folder)}}"'
+
+
 def _settings(layout: Layout) -> str:
     """Variables with the plan's values as defaults, and which share of the plan runs on this machine."""
     lines = [
         f"planned_model={word(layout.model)}",
-        'MODEL="${MODEL:-$planned_model}"',
+        _model_line(layout),
         'SERVED_NAME="${SERVED_NAME:-$planned_model}"',
         'BIND_ADDRESS="${BIND_ADDRESS:-0.0.0.0}"',
         f'PORT="${{PORT:-{layout.port}}}"',

@@ -24,10 +24,10 @@ def files(layout: Layout) -> dict[str, str]:
         ["--kv-cache-dtype", layout.kv_flag],
         ["--enable-metrics"],
     ]
-    if not (layout.support.flag or "").startswith("--dtype"):
+    if not (layout.load_flag or "").startswith("--dtype"):
         rows.append(["--dtype", layout.dtype])
-    if layout.support.flag:
-        rows.append(list(layout.support.flag.split()))
+    if layout.load_flag:
+        rows.append(list(layout.load_flag.split()))
     if serve.gpu_memory_utilization is not None:
         rows.append(["--mem-fraction-static", serve.gpu_memory_utilization])
     if dep.expert_parallel > 1:

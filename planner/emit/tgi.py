@@ -22,8 +22,8 @@ def files(layout: Layout) -> dict[str, str]:
         ["--master-port", rendezvous_port()],
         ["--shard-uds-path", Shell('"/tmp/text-generation-server-$port"')],
     ]
-    if layout.support.flag:
-        rows.append(list(layout.support.flag.split()))
+    if layout.load_flag:
+        rows.append(list(layout.load_flag.split()))
     if layout.kv_flag != "auto":
         rows.append(["--kv-cache-dtype", layout.kv_flag])
     if serve.gpu_memory_utilization is not None:

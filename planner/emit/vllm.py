@@ -23,10 +23,10 @@ def files(layout: Layout) -> dict[str, str]:
         ["--max-num-batched-tokens", serve.max_num_batched_tokens],
         ["--kv-cache-dtype", layout.kv_flag],
     ]
-    if not (layout.support.flag or "").startswith("--dtype"):
+    if not (layout.load_flag or "").startswith("--dtype"):
         rows.append(["--dtype", layout.dtype])
-    if layout.support.flag:
-        rows.append(list(layout.support.flag.split()))
+    if layout.load_flag:
+        rows.append(list(layout.load_flag.split()))
     if serve.gpu_memory_utilization is not None:
         rows.append(["--gpu-memory-utilization", serve.gpu_memory_utilization])
     if dep.context_parallel > 1:

@@ -44,7 +44,8 @@ class EngineSpec:
     """An inference engine at a version.
 
     batching: 'continuous' (iteration-level scheduling with chunked prefill), or 'static' (a batch runs to its end).
-    multi_node: which axes may cross nodes ('none', 'pipeline', 'any'). memory / time: constants with sources, see
+    online_load: a precision that the engine makes itself is made layer by layer while loading, or after the whole 16-bit
+    model is on the GPU (which must then fit). multi_node: which axes may cross nodes ('none', 'pipeline', 'any'). memory / time: constants with sources, see
     data files memory.yaml and time.yaml (read by the estimators).
     """
 
@@ -63,6 +64,7 @@ class EngineSpec:
     kv_dtypes: dict[str, float]
     source: str
     verified: bool
+    online_load: Literal["layer", "whole"] = "whole"
 
     def supports_gpu(self, gpu: Gpu) -> bool:
         """True when the engine has kernels for this GPU."""

@@ -103,7 +103,7 @@ def optimizer_state(name: str) -> OptimizerState:
 
 
 def host_link_gb_per_s(pcie_gen: int) -> float:
-    """GB/s between a GPU and host memory for a PCIe generation (the oldest known one for older, the newest for newer)."""
+    """GB/s between a GPU and host memory for a PCIe generation (beyond the known ones: the nearest)."""
     table = _data()["host_link_gb_per_s"]
     return float(table[min(max(pcie_gen, min(table)), max(table))]["value"])
 
@@ -125,11 +125,20 @@ def _read(name: str, row: dict[str, Any], constants: dict[str, float]) -> Framew
     )
     fields = {k: tuple(row[k]) for k in listed}
     return Framework(
-        name=name, version=row["version"], label=row["label"], offloads={k: tuple(v) for k, v in row["offloads"].items()},
-        tensor_with_pipeline=bool(row.get("tensor_with_pipeline", True)), kernels=kernel_sets()[row["kernel_set"]],
-        checkpoint_any_interval=row["checkpoint_any_interval"], sequence_parallel=row["sequence_parallel"],
-        uneven_stages=row["uneven_stages"], source=row["source"], verified=row["verified"], constants=constants, **fields,
-    )  # fmt: skip
+        name=name,
+        version=row["version"],
+        label=row["label"],
+        offloads={k: tuple(v) for k, v in row["offloads"].items()},
+        tensor_with_pipeline=bool(row.get("tensor_with_pipeline", True)),
+        kernels=kernel_sets()[row["kernel_set"]],
+        checkpoint_any_interval=row["checkpoint_any_interval"],
+        sequence_parallel=row["sequence_parallel"],
+        uneven_stages=row["uneven_stages"],
+        source=row["source"],
+        verified=row["verified"],
+        constants=constants,
+        **fields,
+    )
 
 
 @cache

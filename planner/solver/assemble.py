@@ -7,30 +7,21 @@ from typing import Any
 
 import numpy as np
 
+from planner import __version__
 from planner.clock import today
+from planner.engines.formats import checkpoint_for
 from planner.engines.records import EngineSpec
-from planner.estimate.cost.serving import usd_per_million_output_tokens
-from planner.estimate.intervals import interval
-from planner.estimate.operating_point import take
+from planner.estimator.cost.serving import usd_per_million_output_tokens
+from planner.estimator.intervals import interval
+from planner.estimator.operating_point import take
 from planner.hardware.records import Catalog, Offer
 from planner.models.spec import ModelSpec
 from planner.plan import Cost, Deployment, MemoryUse, ModelSummary, OfferChoice, Provenance, Range, ServeSettings
-from planner.request import ServeRequest
+from planner.request import ServeRequest, TrainRequest
 from planner.solver.study import Study
 from planner.space.hardware_classes import HardwareClass
 from planner.space.shard import Shard
 from planner.units import GIB
-
-
-def version() -> str:
-    """Version of the installed distribution."""
-    from importlib.metadata import PackageNotFoundError
-    from importlib.metadata import version as installed
-
-    try:
-        return installed("llm-hardware-planner")
-    except PackageNotFoundError:
-        return "0+source"
 
 
 def parts(study: Study, row: int) -> tuple[HardwareClass, Shard, EngineSpec, int]:
@@ -63,7 +54,7 @@ def deployment(study: Study, row: int, replicas: int, machines: dict[int, int]) 
     """What to start, on what. machines: count by offer position."""
     _, shard, engine, at = parts(study, row)
     settings = study.pairs.settings
-    from planner.estimate.memory.rules import memory_rules
+    from planner.estimator.memory.rules import memory_rules
 
     return Deployment(
         engine=engine.name,
@@ -84,7 +75,22 @@ def deployment(study: Study, row: int, replicas: int, machines: dict[int, int]) 
             gpu_memory_utilization=memory_rules(engine.name, engine.version).default_share,
             attention_data_parallel=shard.attention_data_parallel,
         ),
+        checkpoint=checkpoint_to_load(study.model, engine, shard),
     )
+
+
+SIXTEEN_BIT = ("bf16", "fp16", "fp32")
+
+
+def checkpoint_to_load(model: ModelSpec, engine: EngineSpec, shard: Shard) -> str | None:
+    """The published checkpoint for a precision that the engine does not make itself layer by layer; None = the model's own."""
+    support = engine.support(shard.precision.name, shard.gpu)
+    if support is None or shard.precision.name in (model.native_precision, *SIXTEEN_BIT):
+        return None
+    if not support.needs_checkpoint and engine.online_load == "layer":
+        return None
+    found = checkpoint_for(engine.name, model.hf_id, shard.precision.name)
+    return found.repo if found is not None else None
 
 
 def memory_use(study: Study, row: int) -> MemoryUse:
@@ -152,6 +158,7 @@ def model_summary(model: ModelSpec) -> ModelSummary:
         model.is_moe,
         model.family,
         model.source,
+        model.native_precision,
     )
 
 
@@ -163,10 +170,10 @@ def provenance(catalog: Catalog, offers: tuple[OfferChoice, ...]) -> Provenance:
     newest = catalog.newest_price
     oldest = min(dates) if dates else None
     age = None if oldest is None else (today() - oldest).days
-    return Provenance(version(), newest.isoformat() if newest else None, age)
+    return Provenance(__version__, newest.isoformat() if newest else None, age)
 
 
-def request_dict(request: ServeRequest) -> dict[str, Any]:
+def request_dict(request: ServeRequest | TrainRequest) -> dict[str, Any]:
     """The request as plain data."""
     tree: dict[str, Any] = asdict(request)
     return tree

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from planner.hardware.records import Catalog
@@ -48,4 +49,5 @@ def highest_load(request: ServeRequest, model: ModelSpec, catalog: Catalog) -> f
         bottom, top = (middle, top) if feasible(middle) else (bottom, middle)
         if top / bottom < 1.02:
             break
-    return float(f"{bottom:.3g}") if float(f"{bottom:.3g}") <= bottom else bottom
+    digits = 10.0 ** (math.floor(math.log10(bottom)) - 1)
+    return round(math.floor(bottom / digits) * digits, 9)

@@ -73,6 +73,10 @@ class Rows:
             run_cost=None if self.run_cost is None else self.run_cost[index],
         )
 
+    def cost_of_run(self, row: int) -> int:
+        """Micro-USD of the run of one row; 0 where cost is an hourly rate."""
+        return 0 if self.run_cost is None else int(self.run_cost[row])
+
     def machines(self, replicas: IntArray | None = None) -> IntArray:
         """Machines needed for so many replicas of each row (default: its own fewest)."""
         count = self.replicas if replicas is None else replicas
@@ -122,29 +126,76 @@ def duration_bucket(duration_us: IntArray) -> IntArray:
 def prune_dominated(problem: Problem) -> tuple[IntArray, int]:
     """Positions of the rows that can be part of an answer to any loosening of the limits, and how many were dropped.
 
-    Row a dominates b on the same class when it needs no more machines and GPUs, breaks no limit by more, is no slower,
-    and gives no fewer tokens/s, with the same freedom in replicas. Equal rows keep the first.
+    Row a dominates b on the same class when it ranks no worse by the goal (lexicographic, so one column), needs no more
+    machines, and breaks no limit by more. Equal rows keep the first.
     """
     rows = problem.rows
-    metrics = [
-        rows.machines(),
-        rows.gpus_per_replica * rows.replicas,
-        rows.duration_us,
-        *excess(rows, problem.limits).values(),
-    ]
+    columns = [_goal_rank(problem), rows.machines(), *excess(rows, problem.limits).values()]
+    group = rows.hardware
     if rows.run_cost is not None:
-        metrics.append(rows.run_cost)
-    if problem.goal == "throughput" or "min_throughput" in problem.limits:
-        metrics.append(-rows.tokens_milli_per_s * np.maximum(rows.replicas, 1))
+        columns.append(rows.run_cost)
     if problem.goal == "throughput":
-        metrics += [-rows.replicas_per_node, rows.nodes_per_replica, -rows.replicas_max]
-    table = np.stack(metrics, axis=1)
+        # more machines carry more replicas of either row; rows that span machines only compare with the same span
+        group = rows.hardware * (1 + int(rows.nodes_per_replica.max(initial=1))) + rows.nodes_per_replica
+        most = rows.replicas_max * rows.tokens_milli_per_s
+        columns.append(_rank([-most, rows.duration_us, rows.gpus_per_replica]))
+    elif "min_throughput" in problem.limits:
+        columns.append(-rows.tokens_milli_per_s * rows.replicas)
+    table = np.stack(columns, axis=1)
+    worth = np.flatnonzero(_within_best(problem, columns, group))
     kept: list[IntArray] = []
-    for hardware in np.unique(rows.hardware):
-        here = np.flatnonzero(rows.hardware == hardware)
+    order = worth[np.argsort(group[worth], kind="stable")]
+    for here in np.split(order, np.flatnonzero(np.diff(group[order])) + 1):
         kept.append(here[_pareto(table[here])])
     keep = np.sort(np.concatenate(kept)) if kept else np.zeros(0, dtype=np.int64)
     return keep, len(rows) - len(keep)
+
+
+def _within_best(problem: Problem, columns: list[IntArray], group: IntArray) -> NDArray[np.bool_]:
+    """False for rows that rank behind a row of their group that keeps all row limits and needs no more machines.
+
+    A quick first pass of the same dominance; only goals whose rank starts with the machines can use it.
+    """
+    everything = np.ones(len(group), dtype=np.bool_)
+    if (
+        problem.goal != "cheapest"
+        or problem.rows.run_cost is not None
+        or "min_throughput" in problem.limits
+        or not len(group)
+    ):
+        return everything
+    clean = everything
+    for over in excess(problem.rows, problem.limits).values():
+        clean = clean & (over == 0)
+    best = np.full(int(group.max()) + 1, np.iinfo(np.int64).max)
+    np.minimum.at(best, group[clean], columns[0][clean])
+    return columns[0] <= best[group]
+
+
+def _goal_rank(problem: Problem) -> IntArray:
+    """Rank of each row by what the goal sees of it on a given class: equal keys have equal ranks."""
+    rows = problem.rows
+    gpus = rows.gpus_per_replica * rows.replicas
+    if problem.goal == "throughput":
+        per_machine = rows.tokens_milli_per_s * np.maximum(rows.replicas_per_node, 1)
+        return _rank([-per_machine, rows.duration_us, gpus])
+    cost = rows.machines() if rows.run_cost is None else rows.run_cost
+    first = [cost] if problem.goal == "cheapest" else [rows.duration_bucket, cost]
+    return _rank([*first, rows.duration_us, gpus])
+
+
+def _rank(keys: list[IntArray]) -> IntArray:
+    """Dense lexicographic rank of each row by the keys, most important first."""
+    if not len(keys[0]):
+        return np.zeros(0, dtype=np.int64)
+    order = np.lexsort(keys[::-1])
+    changes = np.zeros(len(order), dtype=np.bool_)
+    for key in keys:
+        ranked = key[order]
+        changes[1:] |= ranked[1:] != ranked[:-1]
+    rank = np.empty(len(order), dtype=np.int64)
+    rank[order] = np.cumsum(changes)
+    return rank
 
 
 def _pareto(points: IntArray) -> IntArray:

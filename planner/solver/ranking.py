@@ -70,10 +70,11 @@ def _supply(problem: Problem, machines: IntArray) -> tuple[IntArray, IntArray, I
     by_class: dict[int, dict[int, list[OfferColumn]]] = defaultdict(lambda: defaultdict(list))
     for offer in problem.offers:
         by_class[offer.hardware][offer.place].append(offer)
-    keys = np.stack([problem.rows.hardware, machines], axis=1)
-    unique, inverse = np.unique(keys, axis=0, return_inverse=True)
+    base = int(machines.max(initial=0)) + 1
+    unique, inverse = np.unique(problem.rows.hardware * base + machines, return_inverse=True)
     table = np.empty((len(unique), 3), dtype=np.int64)
-    for i, (hardware, count) in enumerate(unique.tolist()):
+    for i, code in enumerate(unique.tolist()):
+        hardware, count = divmod(code, base)
         choices = []
         for place, offers in by_class[hardware].items():
             cost, missing = fill(offers, count)

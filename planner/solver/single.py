@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from planner.errors import InvalidValueError, NoPlanError
-from planner.estimate.operating_point import IntArray, Pairs
+from planner.estimator.operating_point import IntArray, Pairs
 from planner.hardware.records import Catalog
 from planner.models.spec import ModelSpec
 from planner.plan import Cost, Deployment, MemoryUse, Range

@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from planner.engines.formats import checkpoint_for
 from planner.engines.records import EngineSpec, engine, engines
 from planner.errors import InvalidValueError
-from planner.estimate.operating_point import FloatArray, IntArray, Pairs, Settings, take, total_load
-from planner.estimate.table import NEAR_MISS, PairRows, hopeless, rows_at_saturation, rows_for_load
+from planner.estimator.operating_point import FloatArray, IntArray, Pairs, Settings, take, total_load
+from planner.estimator.table import NEAR_MISS, PairRows, hopeless, rows_at_saturation, rows_for_load
 from planner.hardware.records import Catalog, Offer
 from planner.models.precision import KvDtype, Precision, kv_dtype, kv_dtypes, precision, precisions
 from planner.models.spec import ModelSpec
-from planner.request import ServeRequest, Workload
+from planner.request import Pins, ServeRequest, Workload
 from planner.solver.problem import UNBOUNDED, LimitName, OfferColumn, Problem, Rows, duration_bucket
 from planner.space.candidates import Axes, Space, build_space, pinned_rule
 from planner.space.hardware_classes import group_offers, offer_limit
@@ -157,8 +158,12 @@ def find_offers(request: ServeRequest, catalog: Catalog) -> tuple[Offer, ...]:
 
 def axes_of(model: ModelSpec, request: ServeRequest, near_miss: float) -> Axes:
     """What to search: the pins, the methods, the engines, and the model's own divisibility rules."""
-    from planner.estimate.memory.weights import weights_bytes
-    from planner.models.limits import pipeline_parallel_problem, tensor_parallel_problem
+    from planner.estimator.memory.weights import weights_bytes
+    from planner.models.limits import (
+        pipeline_parallel_problem,
+        precision_parallel_problem,
+        tensor_parallel_problem,
+    )
 
     pins = request.pins
     methods = searched_precisions(model, pins.precision)
@@ -170,8 +175,34 @@ def axes_of(model: ModelSpec, request: ServeRequest, near_miss: float) -> Axes:
         pinned_rule(lambda pp: pipeline_parallel_problem(model, pp), pins.pipeline_parallel),
         {p.name: weights_bytes(model, p, 1, 1) for p in methods},
         near_miss,
+        weights_bytes(model, precision(model.native_precision), 1, 1),
+        lambda engine, p, needs: obtainable(model, request.pins, engine, p, needs),
         lambda tp: expert_modes(model, tp),
+        lambda engine, p, needs: made_while_loading(model, engine, p, needs),
+        lambda p, tp, ep: precision_parallel_problem(model, p, tp, ep),
     )
+
+
+def obtainable(model: ModelSpec, pins: Pins, engine: EngineSpec, weights: Precision, needs_checkpoint: bool) -> bool:
+    """Can the weights be had in this precision, in a format the engine loads?
+
+    As published; made by the engine while it loads 16-bit weights; or as another published checkpoint of the model. A
+    pinned precision, a model without hub id and --unpublished leave finding or making the checkpoint to the user.
+    """
+    if weights.name == model.native_precision:
+        return True
+    if not needs_checkpoint:
+        return model.native_precision in ("bf16", "fp16", "fp32")
+    if pins.precision is not None or pins.unpublished_checkpoints or not model.hf_id:
+        return True
+    return checkpoint_for(engine.name, model.hf_id, weights.name) is not None
+
+
+def made_while_loading(model: ModelSpec, engine: EngineSpec, weights: Precision, needs_checkpoint: bool) -> bool:
+    """True when the engine converts 16-bit weights: nobody published this precision in a format it loads."""
+    if needs_checkpoint or weights.name == model.native_precision:
+        return False
+    return checkpoint_for(engine.name, model.hf_id, weights.name) is None
 
 
 def expert_modes(model: ModelSpec, tp: int) -> list[tuple[int, int]]:
@@ -219,7 +250,7 @@ def memory_pairs(request: ServeRequest, model: ModelSpec, catalog: Catalog) -> t
 
 def _pairs(model: ModelSpec, space: Space, settings: Settings, request: ServeRequest) -> Pairs:
     """All pairs of the space, with their memory table."""
-    from planner.estimate.memory.serving import memory_table
+    from planner.estimator.memory.serving import memory_table
 
     index = np.array(space.pairs, dtype=np.int64).reshape(-1, 2)
     workload = request.workload
@@ -227,12 +258,14 @@ def _pairs(model: ModelSpec, space: Space, settings: Settings, request: ServeReq
         workload = Workload(workload.input_tokens, workload.output_tokens, None, 1)
     groups = np.array([s.attention_data_parallel for s in space.shards], dtype=np.int64)[index[:, 0]]
     table = memory_table(model, space.shards, space.engines, space.pairs) if len(index) else None
-    return Pairs(model, space.shards, space.engines, index[:, 0], index[:, 1], settings, workload, groups, table, None, None)
+    return Pairs(
+        model, space.shards, space.engines, index[:, 0], index[:, 1], settings, workload, groups, table, None, None
+    )
 
 
 def _estimable(pairs: Pairs, near_miss: float, pruned: Counter[str]) -> tuple[Pairs, IntArray]:
     """The pairs with the step table of the shards that are worth timing; positions of those pairs."""
-    from planner.estimate.time.steps import step_table
+    from planner.estimator.time.steps import step_table
 
     if not len(pairs.shard):
         return pairs, np.zeros(0, dtype=np.int64)
@@ -250,7 +283,7 @@ def _estimable(pairs: Pairs, near_miss: float, pruned: Counter[str]) -> tuple[Pa
 
 
 def _operate(pairs: Pairs, alive: IntArray, request: ServeRequest) -> PairRows:
-    from planner.estimate.table import empty_rows
+    from planner.estimator.table import empty_rows
 
     if not len(alive):
         return empty_rows()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner.estimate.intervals import interval
-from planner.estimate.memory.training import stage_layers_for
+from planner.estimator.intervals import interval
+from planner.estimator.memory.training import stage_layers_for
 from planner.plan import Cost, Deployment, MemoryUse, Range, TrainSettings
 from planner.request import OFFLOADS
 from planner.solver.assemble import offer_choice

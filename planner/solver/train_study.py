@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.engines.training import Framework, frameworks
+from planner.engines.training import Framework, framework, frameworks
 from planner.errors import InvalidValueError
-from planner.estimate.memory.training import TrainMemory, training_memory
-from planner.estimate.operating_point import BoolArray, FloatArray, IntArray, take
-from planner.estimate.time.training import TrainTime, training_time
+from planner.estimator.memory.training import TrainMemory, training_memory
+from planner.estimator.operating_point import BoolArray, FloatArray, IntArray, take
+from planner.estimator.time.training import TrainTime, training_time
 from planner.hardware.records import Catalog, Offer
 from planner.models.spec import ModelSpec
 from planner.request import TrainRequest
@@ -114,6 +114,30 @@ def find_train_offers(request: TrainRequest, catalog: Catalog) -> tuple[Offer, .
     return matching_offers(catalog, request.hardware)
 
 
+def check_job(request: TrainRequest, model: ModelSpec) -> None:
+    """What no hardware could mend is bad input: unknown framework, sequences beyond the context, impossible degrees."""
+    from planner.models.limits import pipeline_parallel_problem, tensor_parallel_problem
+
+    pins = request.pins
+    if pins.framework is not None:
+        framework(pins.framework)
+    if request.job.seq_len > model.max_context:
+        raise InvalidValueError(
+            f"--seq-len {request.job.seq_len} is above the {model.max_context} tokens of context of {model.name}",
+            "",
+            "Lower it, or choose a model with a longer context.",
+        )
+    for flag, value, rule in (
+        ("--tensor-parallel", pins.tensor_parallel, tensor_parallel_problem),
+        ("--pipeline-parallel", pins.pipeline_parallel, pipeline_parallel_problem),
+    ):
+        reason = None if value is None else rule(model, value)
+        if reason is not None:
+            raise InvalidValueError(
+                f"{flag} {value} does not work for {model.name}", reason, "Choose another degree or leave it open."
+            )
+
+
 def make_train_study(
     request: TrainRequest,
     model: ModelSpec,
@@ -131,6 +155,7 @@ def make_train_study(
         raise InvalidValueError(
             "--goal throughput is for serving", "a training run has an end", "Use --goal fastest or --goal cheapest."
         )
+    check_job(request, model)
     classes, merged = group_offers(find_train_offers(request, catalog))
     stacks = tuple(frameworks().values())
     pruned: Counter[str] = Counter({"dearer offer of equal hardware": merged})
@@ -279,7 +304,7 @@ def _quantise(
     parts = [_block_rows(block, o, offers[o], b) for b, block in enumerate(blocks) for o in of_class[block.hardware]]
     if not parts:
         empty = np.zeros(0, dtype=np.int64)
-        rows = Rows(*([empty] * 9), metrics={}, run_cost=empty)
+        rows = Rows(empty, empty, empty, empty, empty, empty, empty, empty, empty, {}, empty)
         problem = Problem(request.goal, rows, (), train_limits(request))
         return TrainStudy(request, model, stacks, classes, (), (), problem, empty, empty, seen, dict(pruned))
     rows = _concatenate([p[0] for p in parts])

@@ -214,9 +214,9 @@ def relaxation(study: TrainStudy, name: LimitName, row: int, answer: Answer) -> 
         return Relaxation(
             FLAGS[name],
             limits.budget_usd or 0,
-            float(np.ceil(int(study.problem.rows.run_cost[row]) / 1e4) / 100),
+            float(np.ceil(study.problem.rows.cost_of_run(row) / 1e4) / 100),
             "USD",
-        )  # type: ignore[index]
+        )
     if name == "budget_per_hour":
         hourly = sum(offers[o].micro_usd_per_hour * n for o, n in answer.machines.items())
         return Relaxation(FLAGS[name], limits.budget_usd_per_hour or 0, -(-hourly // 10_000) / 100, "USD/h")

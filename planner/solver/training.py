@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from planner.estimate.operating_point import IntArray
+from planner.estimator.operating_point import IntArray
 from planner.hardware.records import Catalog
 from planner.models.spec import ModelSpec
 from planner.plan import SCHEMA_VERSION, Alternative, Infeasible, Plan, SolverReport

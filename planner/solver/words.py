@@ -12,7 +12,7 @@ from planner.models.precision import precision as precision_of
 from planner.models.spec import ModelSpec
 from planner.plan import OfferChoice, Relaxation
 from planner.request import ServeRequest
-from planner.solver.assemble import parts
+from planner.solver.assemble import checkpoint_to_load, parts
 from planner.solver.explain import Binding
 from planner.solver.problem import TIE_PERCENT, LimitName
 from planner.solver.ranking import Ranking
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 STALE_DAYS = 14
+WORTH_OFFERING = 0.01
 
 TIMES: dict[LimitName, str] = {"ttft": "TTFT p95", "tpot": "TPOT", "e2e": "E2E"}
 FLAGS: dict[LimitName, str] = {
@@ -81,11 +82,16 @@ def stale_price(offer: OfferChoice, now: dt.date) -> str:
 def warnings(study: Study, row: int, offers: Sequence[OfferChoice]) -> tuple[str, ...]:
     """What a person should know before spending money."""
     _, shard, engine, _ = parts(study, row)
-    lines = []
+    lines: list[str] = []
     lines.extend(line for offer in offers if (line := stale_price(offer, today())))
     support = engine.support(shard.precision.name, shard.gpu)
-    if support is not None and support.needs_checkpoint and shard.precision.name != study.model.native_precision:
-        lines.append(f"{shard.precision.name} needs a checkpoint in that format: {support.note or 'find or make one'}.")
+    repo = checkpoint_to_load(study.model, engine, shard)
+    if repo is not None:
+        lines.append(f"Loads {repo}, published by others: check that it is the model you mean.")
+    elif support is not None and support.needs_checkpoint and shard.precision.name != study.model.native_precision:
+        lines.append(
+            f"No published {shard.precision.name} checkpoint is known: find or make one ({support.note or 'see the engine'})."
+        )
     if shard.gpu.unverified:
         lines.append(f"Not verified for {shard.gpu.name}: {', '.join(shard.gpu.unverified)}.")
     if not shard.precision.verified:
@@ -244,7 +250,7 @@ def lighter_load(
         return []
     now = request.workload.concurrency or request.workload.rate_per_s or 0.0
     best = highest_load(request, model, catalog)
-    if best is None or best >= now:
+    if best is None or best >= now or best < WORTH_OFFERING * now:
         return []
     users = request.workload.concurrency is not None
     return [Relaxation("--concurrency" if users else "--rate", now, best, "users" if users else "requests/s")]

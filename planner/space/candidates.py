@@ -23,6 +23,7 @@ from planner.units import GIB
 IntArray = NDArray[np.int64]
 
 FILL = 0.7
+LOAD_FILL = 0.95
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,7 @@ class Space:
 
 
 ExpertMode = tuple[int, int]
+Method = tuple[Precision, KvDtype, int, bool]
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,8 @@ class Axes:
     """The values to search: precisions and KV dtypes (already filtered by the pins), engines, and the model's rules.
 
     weights_bytes: of the whole model, by precision name. near_miss: keep replicas that need up to so many times the memory.
+    published_bytes: of the weights as published. obtainable: can weights in this precision be had for this engine (published, or made while loading)?
+    made_while_loading: does the engine convert the published weights itself? precision_rule: why a precision cannot be cut over so many ranks.
     expert_modes: how the tensor-parallel group may be shared out, as (expert_parallel, attention_data_parallel) pairs.
     """
 
@@ -65,7 +69,13 @@ class Axes:
     pipeline_rule: Rule
     weights_bytes: Mapping[str, float]
     near_miss: float
+    published_bytes: float = 0.0
+    obtainable: Callable[[EngineSpec, Precision, bool], bool] = lambda engine, precision, needs_checkpoint: True
     expert_modes: Callable[[int], Sequence[ExpertMode]] = lambda tp: ((1, 1),)
+    made_while_loading: Callable[[EngineSpec, Precision, bool], bool] = lambda engine, precision, needs_checkpoint: (
+        False
+    )
+    precision_rule: Callable[[Precision, int, int], str | None] = lambda precision, tp, ep: None
 
 
 def pinned_rule(rule: Rule, wanted: int | None) -> Rule:
@@ -75,22 +85,25 @@ def pinned_rule(rule: Rule, wanted: int | None) -> Rule:
     return lambda degree: rule(degree) if degree == wanted else f"pinned to {wanted}"
 
 
-def runnable(engine: EngineSpec, hw: HardwareClass, axes: Axes) -> list[tuple[Precision, KvDtype, int]]:
-    """The (precision, KV dtype, most tensor parallelism) this engine runs on this GPU.
+def runnable(engine: EngineSpec, hw: HardwareClass, axes: Axes) -> list[Method]:
+    """The (precision, KV dtype, most tensor parallelism, loads the published weights whole) this engine runs on this GPU.
 
     The 16-bit KV dtypes follow the compute dtype: an fp16 model keeps an fp16 cache, a bf16 one a bf16 cache.
     """
     found = []
     for precision in axes.precisions:
         support = engine.support(precision.name, hw.gpu)
-        if support is None:
+        if support is None or not axes.obtainable(engine, precision, support.needs_checkpoint):
             continue
         for kv in axes.kv_dtypes:
             if not engine.supports_kv(kv.name, hw.gpu):
                 continue
             if kv.name in ("bf16", "fp16") and kv.name != sixteen_bit(precision, hw):
                 continue
-            found.append((precision, kv, support.max_tensor_parallel or MAX_TENSOR_PARALLEL))
+            loads_whole = engine.online_load == "whole" and axes.made_while_loading(
+                engine, precision, support.needs_checkpoint
+            )
+            found.append((precision, kv, support.max_tensor_parallel or MAX_TENSOR_PARALLEL, loads_whole))
     return found
 
 
@@ -125,7 +138,7 @@ class _Builder:
     shards: list[Shard]
     pairs: list[tuple[int, int]]
     excluded: Counter[str]
-    methods: dict[tuple[str, str], list[tuple[Precision, KvDtype, int]]]
+    methods: dict[tuple[str, str], list[Method]]
     cells: dict[tuple[object, ...], IntArray]
 
     def pairs_of(self, hw: HardwareClass, layout: Layout, usable: list[tuple[int, EngineSpec]]) -> IntArray:
@@ -148,6 +161,7 @@ class _Builder:
             for p in self.axes.precisions
         }
         modes = self.axes.expert_modes(tp)
+        whole = self.axes.published_bytes / (tp * pp)
         shard_at: dict[tuple[object, ...], int] = {}
         found = []
         for e, engine in usable:
@@ -157,12 +171,17 @@ class _Builder:
             if engine_problem(engine, layout) is not None:
                 self.excluded["engine cannot run the layout"] += len(methods)
                 continue
-            for precision, kv, most_tensor in methods:
+            for precision, kv, most_tensor, loads_whole in methods:
                 reason = "engine cannot run the layout" if tp > most_tensor else size[precision.name]
+                if reason is None and loads_whole and whole > LOAD_FILL * hw.gpu.usable_gib * GIB:
+                    reason = "published weights do not fit while they are converted"
                 if reason is not None:
                     self.excluded[reason] += 1
                     continue
                 for expert, attention in modes:
+                    if self.axes.precision_rule(precision, tp, expert) is not None:
+                        self.excluded["ranks would cut quantisation blocks apart"] += 1
+                        continue
                     if (expert > 1 and not engine.expert_parallel) or (
                         attention > 1 and not engine.data_parallel_attention
                     ):

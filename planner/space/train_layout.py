@@ -1,4 +1,4 @@
-"""Which training layouts are legal, and the reason when one is not. One list of rules, for one layout and for millions."""
+"""Which training layouts are legal, and the reason when one is not: one list of rules, for one layout or millions."""
 
 from __future__ import annotations
 
@@ -56,6 +56,11 @@ class _Problem:
 
 
 Rule = tuple[Callable[[_Problem], BoolArray], Callable[[_Problem], str]]
+
+
+def _first(p: _Problem, column: str) -> int:
+    """The value of a column in the first row, for the words."""
+    return int(getattr(p.rows, column)[0])
 
 
 def _divides(columns: np.ndarray, numbers: tuple[int, ...]) -> BoolArray:
@@ -152,37 +157,39 @@ RULES: tuple[Rule, ...] = (
     (
         _offload_ok,
         lambda p: (
-            f"{p.framework.label} cannot offload {OFFLOADS[int(p.rows.offload[0])]} at ZeRO stage {int(p.rows.zero_stage[0])}"
+            f"{p.framework.label} cannot offload {OFFLOADS[_first(p, 'offload')]} "
+            f"at ZeRO stage {_first(p, 'zero_stage')}"
         ),
     ),
     (
         lambda p: np.asarray(p.rows.tensor_parallel <= p.hw.gpus_per_node),
-        lambda p: (
-            f"tensor parallelism of {int(p.rows.tensor_parallel[0])} crosses machines of {p.hw.gpus_per_node} GPUs"
-        ),
+        lambda p: f"tensor parallelism of {_first(p, 'tensor_parallel')} crosses machines of {p.hw.gpus_per_node} GPUs",
     ),
     (
         lambda p: _divides(p.rows.tensor_parallel, p.heads) & _kv_ok(p.rows.tensor_parallel, p.kv_heads),
         lambda p: (
-            f"{int(p.rows.tensor_parallel[0])} tensor-parallel ranks do not divide the attention heads ({', '.join(map(str, p.heads + p.kv_heads))})"
+            f"{_first(p, 'tensor_parallel')} tensor-parallel ranks do not divide the attention heads "
+            f"({', '.join(map(str, p.heads + p.kv_heads))})"
         ),
     ),
     (
         lambda p: _divides(p.rows.tensor_parallel, p.widths),
         lambda p: (
-            f"{int(p.rows.tensor_parallel[0])} tensor-parallel ranks do not divide the widths ({', '.join(map(str, p.widths))})"
+            f"{_first(p, 'tensor_parallel')} tensor-parallel ranks do not divide the widths "
+            f"({', '.join(map(str, p.widths))})"
         ),
     ),
     (
         lambda p: np.asarray(p.rows.pipeline_parallel <= len(p.model.layers)),
-        lambda p: f"{int(p.rows.pipeline_parallel[0])} pipeline stages for {len(p.model.layers)} layers",
+        lambda p: f"{_first(p, 'pipeline_parallel')} pipeline stages for {len(p.model.layers)} layers",
     ),
     (
         lambda p: np.asarray(
             p.framework.uneven_stages | (len(p.model.layers) % np.maximum(1, p.rows.pipeline_parallel) == 0)
         ),
         lambda p: (
-            f"{p.framework.label} cuts pipelines evenly: {len(p.model.layers)} layers over {int(p.rows.pipeline_parallel[0])} stages"
+            f"{p.framework.label} cuts pipelines evenly: {len(p.model.layers)} layers "
+            f"over {_first(p, 'pipeline_parallel')} stages"
         ),
     ),
     (
@@ -190,14 +197,15 @@ RULES: tuple[Rule, ...] = (
             (p.rows.pipeline_parallel == 1) | (p.rows.gradient_accumulation_steps >= p.rows.pipeline_parallel)
         ),
         lambda p: (
-            f"fewer micro-batches ({int(p.rows.gradient_accumulation_steps[0])}) than pipeline stages ({int(p.rows.pipeline_parallel[0])})"
+            f"fewer micro-batches ({_first(p, 'gradient_accumulation_steps')}) "
+            f"than pipeline stages ({_first(p, 'pipeline_parallel')})"
         ),
     ),
     (_sequence_ok, lambda p: f"sequences of {p.job.seq_len} tokens are not divisible by the ranks that cut them"),
     (
         _expert_ok,
         lambda p: (
-            f"{int(p.rows.expert_parallel[0])} expert-parallel ranks do not divide {p.experts} experts and the ranks"
+            f"{_first(p, 'expert_parallel')} expert-parallel ranks do not divide {p.experts} experts and the ranks"
             if p.experts
             else "the model has no experts"
         ),
@@ -205,7 +213,8 @@ RULES: tuple[Rule, ...] = (
     (
         _checkpoint_ok,
         lambda p: (
-            f"a checkpoint every {int(p.rows.checkpoint_interval[0])} layers does not fit the stage or {p.framework.label}"
+            f"a checkpoint every {_first(p, 'checkpoint_interval')} layers does not fit the stage "
+            f"or {p.framework.label}"
         ),
     ),
     (
@@ -216,7 +225,7 @@ RULES: tuple[Rule, ...] = (
     ),
     (
         lambda p: np.asarray((p.hw.fabric is not None) | (p.rows.world <= p.hw.gpus_per_node)),
-        lambda p: f"{int(p.rows.world[0])} GPUs span machines of {p.hw.gpus_per_node} that no known network joins",
+        lambda p: f"{_first(p, 'world')} GPUs span machines of {p.hw.gpus_per_node} that no known network joins",
     ),
 )
 
@@ -243,7 +252,7 @@ def _problem(model: ModelSpec, job: TrainJob, framework: Framework, hw: Hardware
 def layout_problem(
     model: ModelSpec, job: TrainJob, framework: Framework, hw: HardwareClass, row: Sequence[int]
 ) -> str | None:
-    """Why one layout is not legal, in words; None when it is. row: the fields of TrainRows in order (framework ignored)."""
+    """Why one layout is not legal, in words; None when it is. row: the fields of TrainRows in order."""
     problem = job_problem(model, job, framework, hw.gpu)
     if problem:
         return problem

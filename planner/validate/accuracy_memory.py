@@ -12,11 +12,11 @@ from functools import cache
 from typing import Any
 
 from planner.errors import PlannerError
-from planner.estimate.memory.activations import activation_bytes, activation_cost
-from planner.estimate.memory.kv_cache import StageKv, pool_tokens, sequence_bytes, stages_kv
-from planner.estimate.memory.rules import MemoryRules, memory_rules
-from planner.estimate.memory.runtime import graphs_bytes, runtime_bytes
-from planner.estimate.memory.weights import stage_sizes, stage_weights_bytes
+from planner.estimator.memory.activations import activation_bytes, activation_cost
+from planner.estimator.memory.kv_cache import StageKv, pool_tokens, sequence_bytes, stages_kv
+from planner.estimator.memory.rules import MemoryRules, memory_rules
+from planner.estimator.memory.runtime import graphs_bytes, runtime_bytes
+from planner.estimator.memory.weights import stage_sizes, stage_weights_bytes
 from planner.models import load_model
 from planner.models.precision import kv_dtype, precision
 from planner.models.spec import Attention, LatentAttention, ModelSpec

@@ -15,9 +15,9 @@ import numpy as np
 
 from planner.engines.records import EngineSpec
 from planner.errors import PlannerError
-from planner.estimate.time.engine_time import EngineTiming, engine_timing
-from planner.estimate.time.queueing import wave_wait_s
-from planner.estimate.time.serving import (
+from planner.estimator.time.engine_time import EngineTiming, engine_timing
+from planner.estimator.time.queueing import wave_wait_s
+from planner.estimator.time.serving import (
     LoadRows,
     ServingTime,
     batch_prefill_s,
@@ -25,9 +25,9 @@ from planner.estimate.time.serving import (
     mixed_extra_s,
     serving_time,
 )
-from planner.estimate.time.steps import StepTable, step_table
-from planner.estimate.time.surfaces import FloatArray, IntArray, surface_of
-from planner.estimate.uncertainty import ranges
+from planner.estimator.time.steps import StepTable, step_table
+from planner.estimator.time.surfaces import FloatArray, IntArray, surface_of
+from planner.estimator.uncertainty import ranges
 from planner.hardware.records import Catalog
 from planner.request import Workload
 from planner.validate.prediction import Prediction

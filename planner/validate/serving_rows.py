@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from planner.engines.records import EngineSpec
-from planner.estimate.memory.kv_cache import kv_bytes_per_token
-from planner.estimate.memory.weights import weights_bytes
-from planner.estimate.time.kernels import peak_flops
-from planner.estimate.time.surfaces import read_data
+from planner.estimator.memory.kv_cache import kv_bytes_per_token
+from planner.estimator.memory.weights import weights_bytes
+from planner.estimator.time.kernels import peak_flops
+from planner.estimator.time.surfaces import read_data
 from planner.hardware.records import Catalog, Gpu, Link
 from planner.models import load_model
 from planner.models.precision import Precision, kv_dtype, precision

@@ -85,6 +85,7 @@ for words, build in json.load(open("payload.json")):
     try:
         with contextlib.redirect_stderr(err), contextlib.redirect_stdout(io.StringIO()):
             space = parser.parse_args(words)
+            space.model = space.model_tag or space.model  # as `vllm serve` does
             validate_parsed_serve_args(space)
             if build:
                 config = AsyncEngineArgs.from_cli_args(space).create_engine_config()

@@ -16,6 +16,7 @@ PRECISIONS = {
     "int8-w8a8",
     "int4-awq",
     "int4-gptq",
+    "int4-w4a16",
     "bnb-int8",
     "bnb-nf4",
     "mxfp4",

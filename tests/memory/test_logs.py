@@ -2,11 +2,11 @@
 
 import pytest
 
-from planner.estimate.memory.activations import activation_bytes, activation_cost
-from planner.estimate.memory.kv_cache import kv_bytes_per_token, pool_tokens, stages_kv
-from planner.estimate.memory.rules import memory_rules
-from planner.estimate.memory.runtime import runtime_bytes
-from planner.estimate.memory.weights import stage_weights_bytes, weights_bytes
+from planner.estimator.memory.activations import activation_bytes, activation_cost
+from planner.estimator.memory.kv_cache import kv_bytes_per_token, pool_tokens, stages_kv
+from planner.estimator.memory.rules import memory_rules
+from planner.estimator.memory.runtime import runtime_bytes
+from planner.estimator.memory.weights import stage_weights_bytes, weights_bytes
 from planner.models import load_model
 from planner.models.precision import kv_dtype, precision
 from planner.units import GIB

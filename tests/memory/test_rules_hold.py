@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 from planner.engines.records import EngineSpec
 from planner.errors import UnknownNameError
-from planner.estimate.memory.kv_cache import kv_bytes_per_token, sequence_bytes, stages_kv, state_bytes_per_sequence
-from planner.estimate.memory.rules import memory_rules, version_key
-from planner.estimate.memory.serving import ServingRows, serving_memory
-from planner.estimate.memory.weights import stage_sizes, stage_weights_bytes, weights_bytes
+from planner.estimator.memory.kv_cache import kv_bytes_per_token, sequence_bytes, stages_kv, state_bytes_per_sequence
+from planner.estimator.memory.rules import memory_rules, version_key
+from planner.estimator.memory.serving import ServingRows, serving_memory
+from planner.estimator.memory.weights import stage_sizes, stage_weights_bytes, weights_bytes
 from planner.hardware.records import Gpu, Link
 from planner.models import load_model
 from planner.models.precision import kv_dtype, precision, precisions

@@ -2,7 +2,7 @@
 
 import pytest
 
-from planner.estimate.memory.weights import weights_bytes
+from planner.estimator.memory.weights import weights_bytes
 from planner.models.config.ignored import Ignored, exceptions_of
 from planner.models.load import spec_from_config
 from planner.models.precision import precision

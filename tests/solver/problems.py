@@ -73,7 +73,13 @@ def random_training_problem(seed: int) -> Problem:
     count, n = int(g.integers(1, 5)), int(g.integers(1, 20))
     gpus = g.choice([1, 4, 8], count)
     offers = tuple(
-        OfferColumn(h, int(g.integers(0, 3)), int(g.integers(1, 30)) * 100_000, int(gpus[h]), int(g.integers(0, 9)) if g.random() < 0.5 else None)
+        OfferColumn(
+            h,
+            int(g.integers(0, 3)),
+            int(g.integers(1, 30)) * 100_000,
+            int(gpus[h]),
+            int(g.integers(0, 9)) if g.random() < 0.5 else None,
+        )
         for h in range(count)
     )
     hardware, machines = g.integers(0, count, n), g.integers(1, 8, n)

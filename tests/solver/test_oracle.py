@@ -60,8 +60,8 @@ def test_ranking_equals_exhaustive_search(goal):
 
 
 def test_pruning_keeps_the_answer_under_every_loosening():
-    for seed in range(2000, 2060):
-        problem = random_problem(seed)
+    for seed in range(2000, 2120):
+        problem = random_problem(seed) if seed % 4 else random_training_problem(seed)
         keep, dropped = prune_dominated(problem)
         assert dropped == len(problem.rows) - len(keep)
         pruned = problem.with_rows(problem.rows.take(keep))
@@ -69,5 +69,5 @@ def test_pruning_keeps_the_answer_under_every_loosening():
             enforced = frozenset(ALL_LIMITS) - {name}
             full, small = solve_problem(problem, enforced=enforced), solve_problem(pruned, enforced=enforced)
             assert full.status == small.status, (seed, name)
-            if full.row is not None and problem.goal != "throughput":
+            if full.row is not None:
                 assert full.objective == small.objective, (seed, name)

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.estimate.time.collectives import all_gather_s, all_reduce_s, all_to_all_s, fabric, p2p_s, reduce_scatter_s
+from planner.estimator.time.collectives import all_gather_s, all_reduce_s, all_to_all_s, fabric, p2p_s, reduce_scatter_s
 from tests.time.facts import BRIDGE, LINKS, NVLINK3, PCIE4, PCIE4_HOST, RDMA, XGMI
 
 ALL = (all_reduce_s, all_gather_s, reduce_scatter_s, all_to_all_s, p2p_s)

@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.errors import InvalidValueError
-from planner.estimate.time.kernels import MoeShape, devices, gemm_s, moe_s, peak_flops, prefill_attention_s
-from planner.estimate.time.surfaces import Stack, axes, surface_of, table_of
+from planner.estimator.time.kernels import MoeShape, devices, gemm_s, moe_s, peak_flops, prefill_attention_s
+from planner.estimator.time.surfaces import Stack, axes, surface_of, table_of
 from tests.time.facts import A100, BF16, FP8, H100, H200, INT4, RTX4090, gpu, shard
 
 TOKENS = np.exp2(np.arange(14))[None, :]

@@ -3,8 +3,8 @@
 import pytest
 
 from planner.errors import UnknownNameError
-from planner.estimate.time.engine_time import timing_row
-from planner.estimate.uncertainty import ranges
+from planner.estimator.time.engine_time import timing_row
+from planner.estimator.uncertainty import ranges
 from planner.validate.accuracy_serving import replay
 
 BASE = {

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.estimate.time.engine_time import engine_timing
-from planner.estimate.time.serving import LoadRows, decode_step_s, mixed_extra_s, serving_time
-from planner.estimate.time.steps import step_table
+from planner.estimator.time.engine_time import engine_timing
+from planner.estimator.time.serving import LoadRows, decode_step_s, mixed_extra_s, serving_time
+from planner.estimator.time.steps import step_table
 from planner.request import Workload
 from tests.time.facts import (
     A100,

@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from planner.estimate.time.engine_time import engine_timing
-from planner.estimate.time.serving import LoadRows, decode_step_s, serving_time
-from planner.estimate.time.steps import step_table
+from planner.estimator.time.engine_time import engine_timing
+from planner.estimator.time.serving import LoadRows, decode_step_s, serving_time
+from planner.estimator.time.steps import step_table
 from planner.request import Workload
 from tests.time.facts import (
     A100,

@@ -10,7 +10,7 @@ set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 
 planned_model=meta-llama/Llama-3.1-70B-Instruct
-MODEL="${MODEL:-$planned_model}"
+MODEL="${MODEL:?set it to an FP8 checkpoint (ModelOpt) (hub id or folder)}"
 SERVED_NAME="${SERVED_NAME:-$planned_model}"
 BIND_ADDRESS="${BIND_ADDRESS:-0.0.0.0}"
 PORT="${PORT:-8000}"

@@ -9,7 +9,7 @@
 set -euo pipefail
 
 planned_model=meta-llama/Llama-3.1-70B-Instruct
-MODEL="${MODEL:-$planned_model}"
+MODEL="${MODEL:?set it to an AWQ 4-bit checkpoint (hub id or folder)}"
 SERVED_NAME="${SERVED_NAME:-$planned_model}"
 BIND_ADDRESS="${BIND_ADDRESS:-0.0.0.0}"
 PORT="${PORT:-3000}"

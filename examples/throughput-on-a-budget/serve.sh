@@ -1,0 +1,46 @@
+#!/usr/bin/env bash
+# Written by `planner emit`; edits are lost when it runs again.
+# Serves meta-llama/Llama-3.1-8B-Instruct with TensorRT-LLM 1.2.1 in fp8:
+# tensor parallel 1, pipeline 1, replicas 29,
+# 29 machine(s) of 1x rtx-4090.
+# MODEL must be an FP8 checkpoint (ModelOpt); the engine does not convert plain weights.
+# The hub may ask for an accepted licence for this model: export HF_TOKEN of an account that has it.
+# Environment: MODEL (hub id or folder), SERVED_NAME, BIND_ADDRESS, PORT, REPLICAS (here), EXTRA_ARGS.
+# Run this on each machine with its own MACHINE_INDEX (0, 1, ...).
+set -euo pipefail
+here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+
+planned_model=meta-llama/Llama-3.1-8B-Instruct
+MODEL="${MODEL:-$planned_model}"
+SERVED_NAME="${SERVED_NAME:-$planned_model}"
+BIND_ADDRESS="${BIND_ADDRESS:-0.0.0.0}"
+PORT="${PORT:-8000}"
+read -r -a extra <<<"${EXTRA_ARGS:-}"
+MACHINE_INDEX="${MACHINE_INDEX:-${SLURM_NODEID:-0}}"
+left=$((29 - MACHINE_INDEX * 1))
+REPLICAS="${REPLICAS:-$((left < 1 ? left : 1))}"
+if ((REPLICAS < 1)); then
+    echo "nothing to start on machine $MACHINE_INDEX" >&2
+    exit 2
+fi
+
+start_replica() { # replica index on this machine, port
+    local replica="$1" port="$2"
+    local -a args=(
+        "$MODEL"
+        --backend pytorch
+        --host "$BIND_ADDRESS"
+        --port "$port"
+        --tp_size 1
+        --pp_size 1
+        --max_batch_size 64
+        --max_num_tokens 8192
+        --max_seq_len 4096
+        --kv_cache_free_gpu_memory_fraction 0.9
+        --extra_llm_api_options "$here/trtllm_options.yaml"
+    )
+    echo "replica $replica on port $port" >&2
+    exec trtllm-serve "${args[@]}" "${extra[@]}"
+}
+
+start_replica 0 "$PORT"

@@ -1,0 +1,70 @@
+"""Bytes that forward keeps for backward, per layer and micro-batch on one rank, and bytes of logits and loss.
+
+kept = tokens (c_h h + c_q q + c_kv (k + v) + c_f f); Llama-3-8B fused: 41 s b h
+checkpoint: tokens * 2 h (cut by tensor ranks only with sequence parallel)
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from planner.engines.training import Framework, KernelSet
+from planner.models.spec import Attention, DenseMlp, LatentAttention, Layer, ModelSpec
+from planner.request import TrainJob
+
+FloatArray = npt.NDArray[np.float64]
+CHECKPOINT_BYTES = 2.0
+
+
+def layer_kept_bytes(
+    layer: Layer, hidden: int, job: TrainJob, framework: Framework, *, tokens: FloatArray, tensor: FloatArray
+) -> FloatArray:
+    """Bytes one layer keeps for `tokens` tokens of a rank (its share of the sequence), shape of tokens.
+
+    Without sequence parallel only the widths inside attention and feed-forward are cut (arXiv:2205.05198 equation 2).
+    """
+    k: KernelSet = framework.kernels
+    ways = tensor if framework.sequence_parallel else np.ones_like(tensor)
+    per = k.hidden * hidden / ways
+    adapters = 0.0
+    for mixer in layer.mixers:
+        if isinstance(mixer, Attention):
+            q, kv = mixer.heads * mixer.head_dim, mixer.kv_heads * (mixer.head_dim + mixer.value_dim)
+            per = per + k.q * q / tensor + k.kv * kv / np.minimum(tensor, mixer.kv_heads)
+            per = per + k.scores * mixer.heads * job.seq_len / tensor
+        elif isinstance(mixer, LatentAttention):
+            q = mixer.heads * (mixer.qk_nope_head_dim + mixer.qk_rope_head_dim)
+            per = per + 2 * (mixer.cache_dim + (mixer.q_lora_rank or 0))
+            per = per + (k.q * q + k.kv * mixer.heads * (mixer.qk_nope_head_dim + mixer.v_head_dim)) / tensor
+        else:
+            per = per + 2 * k.q * mixer.params_count / hidden / tensor
+        adapters += 2 * job.lora_rank * 4
+    mlp = layer.mlp
+    if mlp is not None:
+        coefficient = k.gated if mlp.gated else k.plain
+        if isinstance(mlp, DenseMlp):
+            per = per + coefficient * mlp.intermediate / tensor
+        else:
+            width = mlp.experts_per_token * mlp.expert_intermediate + mlp.shared_intermediate
+            per = per + coefficient * width / tensor + 4 * mlp.experts_per_token * hidden / tensor
+    if job.method != "full":
+        per = per + adapters
+    return np.asarray(tokens * per)
+
+
+def checkpoint_bytes(hidden: int, framework: Framework, tokens: FloatArray, tensor: FloatArray) -> FloatArray:
+    """Bytes of one checkpointed layer input for `tokens` tokens."""
+    ways = tensor if framework.sequence_parallel else np.ones_like(tensor)
+    return np.asarray(CHECKPOINT_BYTES * hidden * tokens / ways)
+
+
+def logits_bytes(
+    model: ModelSpec, job: TrainJob, framework: Framework, tokens: FloatArray, tensor: FloatArray
+) -> FloatArray:
+    """Logits with loss and gradient, c_V V + c_h h bytes a token; a chunked loss keeps one chunk of the first."""
+    n = framework.number
+    ways = tensor if n("logits_split") else np.ones_like(tensor)
+    whole = n("logits_bytes") * model.vocab * tokens / ways
+    beside = n("head_hidden_bytes") * model.hidden * tokens / (tensor if framework.sequence_parallel else 1.0)
+    return np.asarray((whole / n("loss_chunks") if job.chunked_loss else whole) + beside)

@@ -1,0 +1,382 @@
+"""Memory of training layouts, many rows at once: bytes on the worst rank at the worst moment, and host memory.
+
+    backward = weights + optimizer + buffers + max(gradients held + stored + max(logits, live), gradients + live)
+    step     = weights + gradients + optimizer + temporary of the step
+    load     = what a rank holds while the checkpoint is read
+    peak     = max of the three + context, communicators, fragmentation
+
+stored: 1F1B keeps min(P - stage, m) micro-batches. States: train_states.py; activations: train_activations.py.
+Measured error: see planner accuracy --training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from planner.engines.training import Framework
+from planner.estimator.memory.train_activations import checkpoint_bytes, layer_kept_bytes, logits_bytes
+from planner.estimator.memory.train_states import PLAIN_BYTES, StateBytes, adapter_params, rank_params, state_bytes
+from planner.estimator.train_stages import split_layers, stages_of
+from planner.models.spec import ModelSpec
+from planner.request import OFFLOADS, TrainJob
+from planner.space.hardware_classes import HardwareClass
+from planner.space.train_rows import IntArray, TrainRows, compact
+from planner.units import GIB
+
+FloatArray = npt.NDArray[np.float64]
+LOAD, BACKWARD, STEP = 0, 1, 2
+QLORA_PRECISION = "bnb-nf4"
+
+
+@dataclass(frozen=True)
+class TrainMemory:
+    """Bytes on the worst rank at the worst moment, equal-length arrays. worst_moment: 0 load, 1 backward, 2 step.
+
+    The seven parts are those of the worst stage (activations and logits at backward); steady: between steps.
+    usable_bytes: what the GPU offers. host_ram_bytes: per machine, a hard constraint.
+    """
+
+    weights_bytes: FloatArray
+    gradients_bytes: FloatArray
+    optimizer_bytes: FloatArray
+    activations_bytes: FloatArray
+    logits_bytes: FloatArray
+    buffers_bytes: FloatArray
+    runtime_bytes: FloatArray
+    steady_bytes: FloatArray
+    peak_bytes: FloatArray
+    usable_bytes: FloatArray
+    worst_moment: IntArray
+    host_ram_bytes: FloatArray
+
+    @property
+    def fits(self) -> npt.NDArray[np.bool_]:
+        """Rows whose peak the GPU holds (host memory is judged against the machine by the caller)."""
+        return np.asarray(self.peak_bytes <= self.usable_bytes)
+
+
+@dataclass(frozen=True)
+class RankStage:
+    """Facts of one pipeline stage for U combinations (each (U,))."""
+
+    dense: FloatArray
+    experts: FloatArray
+    other: FloatArray
+    frozen: FloatArray
+    kept: FloatArray
+    layers: FloatArray
+    kept_layer: FloatArray
+    checkpoint: FloatArray
+    logits: FloatArray
+    gathered: FloatArray
+    largest: FloatArray
+    position: IntArray
+
+
+Combos = tuple[IntArray, IntArray, IntArray, IntArray, IntArray]
+
+
+def rank_stages(model: ModelSpec, job: TrainJob, framework: Framework, combos: Combos) -> tuple[RankStage, ...]:
+    """The three stages that can be worst. combos: tensor, pipeline, context, expert parallel, micro-batch size."""
+    tensor, pipeline, context, expert, micro = combos
+    cut = stages_of(model, job.seq_len, pipeline, np.full(len(tensor), framework.uneven_stages))
+    frozen_name = (job.frozen_precision or QLORA_PRECISION) if job.method == "qlora" else ""
+    (ut, ue), at = compact(tensor, expert)
+    params = rank_params(model, ut, ue, frozen_name)
+    groups = [layer for layer, _ in model.layer_groups]
+    tokens, ways = micro * float(job.seq_len) / context, tensor.astype(float)
+    kept = np.stack(
+        [layer_kept_bytes(g, model.hidden, job, framework, tokens=tokens, tensor=ways) for g in groups], axis=1
+    )
+    checkpoint = checkpoint_bytes(model.hidden, framework, tokens, ways)
+    logits = logits_bytes(model, job, framework, tokens, ways)
+    adapters = np.array([adapter_params(model, job, g) for g in groups])
+    full, found = job.method == "full", []
+    for s in range(3):
+        counts = cut.counts[:, s]
+        other = params.embedding[at] * cut.embeds[:, s] + params.head[at] * cut.heads[:, s]
+        if model.tie_embeddings:
+            other = other - (params.embedding[at] - model.embedding_extra_params) * (cut.embeds[:, s] & cut.heads[:, s])
+        dense, experts = (counts * params.dense[at]).sum(1), (counts * params.experts[at]).sum(1)
+        present = np.where(counts > 0, 1.0, 0.0)
+        layer_all = params.dense[at] + params.experts[at]
+        largest = (present * layer_all).max(1)
+        base = (counts * params.layer_bytes[at]).sum(1) + PLAIN_BYTES * other
+        gathered = (
+            PLAIN_BYTES * largest
+            if not frozen_name
+            else (present * params.layer_bytes[at]).max(1) + PLAIN_BYTES * largest / 4
+        )
+        zero = np.zeros(len(tensor))
+        found.append(
+            RankStage(
+                dense + other if full else (counts * adapters).sum(1) / ways,
+                experts if full else zero,
+                other,
+                zero if full else base,
+                (counts * kept).sum(1),
+                counts.sum(1),
+                (present * kept).max(1),
+                checkpoint,
+                logits * cut.heads[:, s],
+                gathered,
+                largest,
+                cut.position[:, s],
+            )
+        )
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class _States:
+    """Bytes of one stage that do not depend on checkpoints: by part, and at the moments of load and step."""
+
+    weights: FloatArray
+    gradients: FloatArray
+    optimizer: FloatArray
+    buffers: FloatArray
+    held: FloatArray
+    load: FloatArray
+    step: FloatArray
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Columns of N rows of one framework that the parts need."""
+
+    combo: IntArray
+    shards: FloatArray
+    expert_shards: FloatArray
+    zero: IntArray
+    micro_batches: IntArray
+    stages: IntArray
+    interval: IntArray
+    offload: IntArray
+    alone: npt.NDArray[np.bool_]
+
+
+def _sharded(dense: FloatArray, experts: FloatArray, rows: _Rows, stage: int) -> FloatArray:
+    """Parameters a rank holds of a state that is sharded from ZeRO `stage` on."""
+    on = rows.zero >= stage
+    return np.asarray(dense / np.where(on, rows.shards, 1.0) + experts / np.where(on, rows.expert_shards, 1.0))
+
+
+def _states(stage: RankStage, rows: _Rows, per: StateBytes, job: TrainJob, framework: Framework) -> _States:
+    n, at = framework.number, rows.combo
+    dense, experts = stage.dense[at], stage.experts[at]
+    other = stage.other[at] if job.method == "full" else 0.0
+    weight_stage = 2 if n("stage2_gathered") else 3
+    sharded = _sharded(dense, experts, rows, weight_stage)
+    frozen = stage.frozen[at]
+    if job.method != "full":
+        splits = (rows.zero >= weight_stage) & ((job.method == "lora") | (n("quantised_sharded") > 0))
+        frozen = frozen / np.where(splits, rows.shards, 1.0)
+    on_cpu = rows.offload > 0
+    weights = np.where(rows.offload == OFFLOADS.index("optimizer+parameters"), 0.0, per.weights * sharded + frozen)
+    gradients = per.gradients * _sharded(dense, experts, rows, 2) * np.where(on_cpu & (rows.zero >= 2), 0.0, 1.0)
+    saved = np.where(rows.zero == 3, n("stage3_saving_bytes"), 0.0)
+    optimizer = (per.optimizer - saved) * _sharded(dense, experts, rows, 1)
+    optimizer = optimizer + (per.other_optimizer - per.optimizer) * other / np.where(rows.zero >= 1, rows.shards, 1.0)
+    optimizer = np.where(on_cpu, 0.0, optimizer)
+    buffers = _buffers(stage, rows, per, job, framework, params=(dense, experts))
+    hold = (n("gradients_held") > 0) | (rows.micro_batches > 1)
+    step = weights + gradients + optimizer + np.where(on_cpu, 0.0, per.step * sharded)
+    load = _load_bytes(stage, rows, per, job, framework)
+    return _States(weights, gradients, optimizer, buffers, np.where(hold, gradients, 0.0), load, step)
+
+
+def _kept_bytes(stage: RankStage, at: IntArray, rows: TrainRows, framework: Framework) -> tuple[FloatArray, FloatArray]:
+    """Activations that wait for their backward, and those alive in the backward of one checkpoint, per row."""
+    flight = np.minimum(rows.pipeline_parallel - stage.position[at], rows.gradient_accumulation_steps)
+    interval = rows.checkpoint_interval
+    segments = np.ceil(stage.layers[at] / np.maximum(interval, 1))
+    stored = flight * np.where(interval > 0, segments * stage.checkpoint[at], stage.kept[at])
+    return stored, (interval + framework.number("live_layers")) * stage.kept_layer[at]
+
+
+def _buffers(
+    stage: RankStage,
+    rows: _Rows,
+    per: StateBytes,
+    job: TrainJob,
+    framework: Framework,
+    *,
+    params: tuple[FloatArray, FloatArray],
+) -> FloatArray:
+    """Unsharded copies and buckets: gathered layers, root group, autocast copies, reduce buckets."""
+    n, at = framework.number, rows.combo
+    dense, experts = params
+    full = job.method == "full"
+    gathered, largest = stage.gathered[at], stage.largest[at]
+    other = PLAIN_BYTES * stage.other[at]
+    root = other
+    layers = n("gathered_layers") * gathered + (n("gathered_gradient_layers") * PLAIN_BYTES * largest if full else 0.0)
+    layers = np.maximum(layers, PLAIN_BYTES * np.minimum(n("max_live_elements"), dense + experts))
+    live = layers + root if n("root_gathered") else np.maximum(layers, 2 * other)
+    whole = PLAIN_BYTES * (dense + experts) if full else stage.frozen[at]
+    total = np.where(rows.zero == 3, live, 0.0)
+    if n("stage2_gathered"):
+        total = total + np.where(
+            rows.zero == 2, whole + n("gathered_gradient_layers") * PLAIN_BYTES * largest + root, 0.0
+        )
+    elif n("bucket_elements"):
+        bucket = PLAIN_BYTES * np.minimum(n("bucket_elements"), dense + experts)
+        total = total + np.where(rows.zero >= 1, bucket * np.where(rows.zero < 3, 2.0, 1.0), 0.0)
+    whole_gradients = np.where(rows.micro_batches > 1, n("accumulated_bytes"), 0.0)
+    unsharded = (per.extra + whole_gradients) * (dense + experts) + np.where(
+        rows.alone, 0.0, min(n("ddp_bucket_bytes"), per.gradients) * (dense + experts)
+    )
+    return np.asarray(np.where(rows.alone & (rows.zero != 3), 0.0, total) + unsharded)
+
+
+def _load_bytes(stage: RankStage, rows: _Rows, per: StateBytes, job: TrainJob, framework: Framework) -> FloatArray:
+    """GPU bytes while loading: whole weights below stage 3; a 4-bit base that is not sharded is whole on every GPU."""
+    at, n = rows.combo, framework.number
+    if job.method == "full":
+        whole = per.weights * (stage.dense[at] + stage.experts[at])
+    else:
+        whole = stage.frozen[at] + per.weights * stage.dense[at]
+    sharded = (rows.zero >= 3) | ((rows.zero >= 2) & (n("stage2_gathered") > 0))
+    if job.method == "qlora" and (n("load_whole") or not n("quantised_sharded")):
+        sharded = np.zeros_like(sharded)
+    return np.asarray(np.where(sharded, whole / rows.shards + PLAIN_BYTES * stage.largest[at], whole))
+
+
+def _rows_of(rows: TrainRows, combo: IntArray) -> _Rows:
+    shards = rows.data_parallel * rows.context_parallel
+    spread = np.where(rows.expert_parallel > 1, shards * rows.tensor_parallel / rows.expert_parallel, shards)
+    return _Rows(
+        combo, shards.astype(float), np.maximum(spread, 1.0), rows.zero_stage, rows.gradient_accumulation_steps,
+        rows.pipeline_parallel, rows.checkpoint_interval, rows.offload, shards == 1,
+    )  # fmt: skip
+
+
+def _one_framework(
+    model: ModelSpec, job: TrainJob, hw: HardwareClass, framework: Framework, rows: TrainRows
+) -> dict[str, FloatArray]:
+    combos, at = compact(
+        rows.tensor_parallel, rows.pipeline_parallel, rows.context_parallel, rows.expert_parallel, rows.micro_batch_size
+    )
+    tensor, pipeline, context, expert, micro = combos
+    several = (rows.gradient_accumulation_steps > 1).astype(np.int64)
+    _, group = compact(at, rows.data_parallel, rows.zero_stage, rows.offload, several)
+    first = np.empty(int(group.max()) + 1, dtype=np.int64)
+    first[group[::-1]] = np.arange(len(rows) - 1, -1, -1)
+    few, n = rows.take(first), framework.number
+    view, per = _rows_of(few, at[first]), state_bytes(job, framework)
+    chosen = rank_stages(model, job, framework, (tensor, pipeline, context, expert, micro))
+    chosen = chosen[: 3 if pipeline.max() > 1 else 1]
+    parts = [_states(stage, view, per, job, framework) for stage in chosen]
+    peak, moment, which, activations = _peaks(chosen, parts, (at, group), rows, framework)
+    place, keeps = which * len(few) + group, n("gradients_held") or n("steady_gradients")
+
+    def gather(values: Callable[[_States], FloatArray]) -> FloatArray:
+        return np.asarray(np.concatenate([values(p) for p in parts])[place])
+
+    fixed = (n("context_gib") + np.where(few.world > 1, n("nccl_gib"), 0.0)) * GIB
+    runtime = fixed[group] + n("fragmentation") * peak
+    return {
+        "weights": gather(lambda p: p.weights),
+        "gradients": gather(lambda p: p.gradients),
+        "optimizer": gather(lambda p: p.optimizer),
+        "activations": activations,
+        "logits": np.concatenate([s.logits for s in chosen])[which * len(tensor) + at],
+        "buffers": gather(lambda p: p.buffers),
+        "steady": gather(lambda p: p.weights + p.optimizer + (p.gradients if keeps else 0.0)),
+        "runtime": runtime,
+        "peak": peak + runtime,
+        "moment": moment,
+        "host": _host_bytes(model, job, hw, framework, few)[group],
+    }
+
+
+def _peaks(
+    stages: Sequence[RankStage],
+    parts: Sequence[_States],
+    places: tuple[IntArray, IntArray],
+    rows: TrainRows,
+    framework: Framework,
+) -> tuple[FloatArray, FloatArray, IntArray, FloatArray]:
+    """Peak without runtime, its moment, the number of the worst stage and its activations, per row.
+
+    places: index of each row into the stages' combinations and into the states.
+    """
+    at, group = places
+    peak = np.full(len(rows), -1.0)
+    moment, activations, which = peak, peak, np.zeros(len(rows), dtype=np.int64)
+    for number, (stage, part) in enumerate(zip(stages, parts, strict=True)):
+        stored, live = _kept_bytes(stage, at, rows, framework)
+        during = np.maximum(
+            part.held[group] + stored + np.maximum(stage.logits[at], live), part.gradients[group] + live
+        )
+        backward = (part.weights + part.optimizer + part.buffers)[group] + during
+        still = np.maximum(part.load, part.step)[group]
+        worse = np.maximum(still, backward) > peak
+        other = np.where(part.step >= part.load, STEP, LOAD)[group]
+        moment = np.where(worse, np.where(backward >= still, BACKWARD, other), moment)
+        activations = np.where(worse, stored + live, activations)
+        which = np.where(worse, number, which)
+        peak = np.where(worse, np.maximum(still, backward), peak)
+    return peak, moment, which, activations
+
+
+def _host_bytes(
+    model: ModelSpec, job: TrainJob, hw: HardwareClass, framework: Framework, rows: TrainRows
+) -> FloatArray:
+    """Host memory of one machine: offloaded states with pinned buffers, or the checkpoint while it is loaded.
+
+    Offloaded states of all ranks of the machine = bytes per parameter * P / machines * host_factor.
+    """
+    per, n = state_bytes(job, framework), framework.number
+    total = float(model.params_total)
+    trainable = total if job.method == "full" else sum(adapter_params(model, job, g) * c for g, c in model.layer_groups)
+    base = 0.0 if job.method == "full" else PLAIN_BYTES * total * (0.3 if job.method == "qlora" else 1.0)
+    machines = np.maximum(1.0, np.ceil(rows.world / hw.gpus_per_node))
+    kept = per.optimizer + per.gradients - np.where(rows.zero_stage == 3, n("stage3_saving_bytes"), 0.0)
+    states = np.where(rows.offload > 0, kept + np.where(rows.offload == 2, per.weights, 0.0), 0.0) * trainable
+    states = states + np.where(rows.offload == 2, base, 0.0) + per.host * trainable
+    copies = np.where((rows.zero_stage < 3) & (n("load_all_ranks") > 0), np.minimum(rows.world, hw.gpus_per_node), 1)
+    load = (
+        copies
+        * (per.weights if job.method == "full" else PLAIN_BYTES)
+        * total
+        / (rows.pipeline_parallel * rows.tensor_parallel)
+    )
+    return np.asarray(np.maximum(n("host_factor") * states / machines, load))
+
+
+def training_memory(
+    model: ModelSpec, job: TrainJob, hw: HardwareClass, frameworks: Sequence[Framework], rows: TrainRows
+) -> TrainMemory:
+    """Memory of each row; equation and source in the module's docstring. rows.framework indexes `frameworks`."""
+    size, names = (
+        len(rows),
+        ("weights", "gradients", "optimizer", "activations", "logits", "buffers", "runtime", "steady", "peak"),
+    )
+    columns = {k: np.zeros(size) for k in (*names, "moment", "host")}
+    for number, framework in enumerate(frameworks):
+        mask = rows.framework == number
+        if mask.all() and size:
+            columns.update(_one_framework(model, job, hw, framework, rows))
+        elif mask.any():
+            for key, value in _one_framework(model, job, hw, framework, rows.take(mask)).items():
+                columns[key][mask] = value
+    usable = np.full(size, hw.gpu.usable_gib * GIB)
+    parts = {f"{k}_bytes": columns[k] for k in names}
+    return TrainMemory(
+        **parts,
+        usable_bytes=usable,
+        worst_moment=columns["moment"].astype(np.int64),
+        host_ram_bytes=columns["host"],
+    )
+
+
+def stage_layers_for(
+    model: ModelSpec, job: TrainJob, hw: HardwareClass, framework: Framework, row: Sequence[int]
+) -> tuple[int, ...]:
+    """Decoder layers of each pipeline stage of one row (fields of TrainRows in order), as memory and time assume it."""
+    return split_layers(model, job.seq_len, int(row[2]), framework.uneven_stages)

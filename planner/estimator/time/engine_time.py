@@ -1,0 +1,62 @@
+"""Engine constants of time.yaml as arrays over engines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from planner.engines.records import EngineSpec
+from planner.errors import UnknownNameError
+from planner.estimator.time.surfaces import FloatArray, read_data
+
+
+@cache
+def _data() -> dict[str, Any]:
+    data: dict[str, Any] = read_data("planner.engines", "time.yaml")
+    return data
+
+
+def timing_row(name: str, version: str) -> dict[str, Any]:
+    """The constants of an engine; a version named as a generation (say '2023') picks it, any other means today's."""
+    table = _data()["engines"]
+    if name not in table:
+        raise UnknownNameError("engine", name, table)
+    row: dict[str, Any] = table[name].get(version) or table[name]["today"]
+    return row
+
+
+@dataclass(frozen=True)
+class EngineTiming:
+    """Columns over E engines: seconds per step, per sequence and step, per request, per launch; graphs; efficiencies."""
+
+    step_s: FloatArray
+    sequence_s: FloatArray
+    request_s: FloatArray
+    launch_s: FloatArray
+    graphs: FloatArray
+    decode_efficiency: FloatArray
+    prefill_efficiency: FloatArray
+    static: FloatArray
+
+
+def engine_timing(engines: Sequence[EngineSpec]) -> EngineTiming:
+    """Constants of E engines."""
+    rows = [timing_row(e.name, e.version) for e in engines]
+
+    def column(name: str, scale: float = 1.0) -> FloatArray:
+        return np.array([float(r[name]) * scale for r in rows])
+
+    return EngineTiming(
+        step_s=column("step_overhead_us", 1e-6),
+        sequence_s=column("per_sequence_us", 1e-6),
+        request_s=column("request_overhead_ms", 1e-3),
+        launch_s=column("launch_us", 1e-6),
+        graphs=column("cuda_graphs"),
+        decode_efficiency=column("decode_efficiency"),
+        prefill_efficiency=column("prefill_efficiency"),
+        static=np.array([float(e.batching == "static") for e in engines]),
+    )

@@ -1,0 +1,227 @@
+"""Time of one kernel: roofline time / measured efficiency for its shape, and never under the floor of a launch.
+
+    t = max(max(flops / peak, bytes / bandwidth) / efficiency(shape), floor)
+
+Shapes: `Devices` describes S shards; every function takes per-shard extents (S,) and a grid (S, G) or (G,) and returns seconds
+(S, G). Peaks are dense with fp32 accumulate. Source of the efficiencies: see surfaces.py; error: kernels/fit_error.yaml.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import numpy.typing as npt
+
+from planner.errors import InvalidValueError
+from planner.estimator.time.surfaces import FloatArray, Stack, read_data, surface_of
+from planner.hardware.records import Gpu
+from planner.models.precision import Precision
+from planner.space.shard import Shard
+from planner.units import GB, TERA
+
+SIXTEEN_BIT = ("bf16", "fp16")
+
+
+@cache
+def constants() -> dict[str, float]:
+    """Constants of the kernel model by name (kernels.yaml holds unit, meaning and source)."""
+    raw = read_data("planner.estimator.time", "kernels.yaml")
+    return {name: float(row["value"]) for name, row in raw["constants"].items()}
+
+
+def peak_flops(gpu: Gpu, dtype: str) -> float:
+    """Dense FLOP/s of a compute dtype. bf16 and fp16 stand for each other (same rate where both exist; Volta and Turing have fp16 only)."""
+    names = SIXTEEN_BIT if dtype in SIXTEEN_BIT else (dtype,)
+    for name in (dtype, *names):
+        if gpu.peak_tflops.get(name):
+            return gpu.peak_tflops[name] * TERA
+    raise InvalidValueError(
+        f"{gpu.name} has no {dtype} tensor hardware",
+        f"it has {', '.join(gpu.peak_tflops)}",
+        "Choose another precision.",
+    )
+
+
+def _kernel_dtype(precision: Precision) -> str:
+    """Name of the GEMM surface of a precision."""
+    if precision.compute_dtype == "fp8" and precision.group_size:
+        return "fp8_block"
+    return precision.compute_dtype if not precision.weight_only else "bf16"
+
+
+def _moe_dtype(precision: Precision) -> str:
+    """Name of the grouped-GEMM surface: four-bit weights have kernels of their own."""
+    if precision.weight_only and precision.bits <= 5:
+        return "mxfp4" if "mxfp4" in precision.name else "int4"
+    return _kernel_dtype(precision)
+
+
+@dataclass(frozen=True)
+class Devices:
+    """Per-shard facts as columns (S, 1): FLOP/s of weights and of 16-bit work, bytes/s, bytes per weight and per KV element."""
+
+    peak: FloatArray
+    peak16: FloatArray
+    bandwidth: FloatArray
+    weight_bytes: FloatArray
+    activation_bytes: FloatArray
+    kv_bytes: FloatArray
+    dequant: FloatArray
+    quantises_attention: FloatArray
+    quantises_head: FloatArray
+    borrowed: npt.NDArray[np.bool_]
+    gemm: Stack
+    gemm16: Stack
+    decode: Stack
+    prefill: Stack
+    shards: tuple[Shard, ...]
+
+    def moe(self) -> Stack:
+        """Grouped-GEMM surfaces (only built for models with experts)."""
+        return Stack.build("moe", [(surface_of(s.gpu).surface, _moe_dtype(s.precision)) for s in self.shards])
+
+
+def _column(values: Sequence[float]) -> FloatArray:
+    return np.array(values, dtype=float)[:, None]
+
+
+def devices(shards: Sequence[Shard]) -> Devices:
+    """Facts of S shards. InvalidValueError when a GPU lacks the compute dtype of its precision."""
+    names = [surface_of(s.gpu).surface for s in shards]
+    penalty = constants()["weight_only_compute_efficiency"]
+    return Devices(
+        peak=_column([peak_flops(s.gpu, s.precision.compute_dtype) for s in shards]),
+        peak16=_column([peak_flops(s.gpu, "bf16") for s in shards]),
+        bandwidth=_column([s.gpu.bandwidth_gb_per_s * GB for s in shards]),
+        weight_bytes=_column([s.precision.bytes_per_weight for s in shards]),
+        activation_bytes=_column(
+            [2.0 if s.precision.weight_only or s.precision.bits > 8 else s.precision.bytes_per_weight for s in shards]
+        ),
+        kv_bytes=_column([s.kv_dtype.bytes_per_element for s in shards]),
+        dequant=_column([penalty if s.precision.weight_only else 1.0 for s in shards]),
+        quantises_attention=_column([float(s.precision.quantises_attention) for s in shards]),
+        quantises_head=_column([float(s.precision.quantises_lm_head) for s in shards]),
+        borrowed=np.array([surface_of(s.gpu).borrowed for s in shards]),
+        gemm=Stack.build("gemm", [(n, _kernel_dtype(s.precision)) for n, s in zip(names, shards, strict=True)]),
+        gemm16=Stack.build("gemm", [(n, "bf16") for n in names]),
+        decode=Stack.build(
+            "decode_attention",
+            [(n, "fp8" if s.kv_dtype.bytes_per_element < 1.5 else "bf16") for n, s in zip(names, shards, strict=True)],
+        ),
+        prefill=Stack.build("prefill_attention", [(n, "bf16") for n in names]),
+        shards=tuple(shards),
+    )
+
+
+def _column_of(value: npt.ArrayLike) -> FloatArray:
+    array = np.asarray(value, dtype=float)
+    return array[:, None] if array.ndim == 1 else array
+
+
+def gemm_s(
+    dev: Devices, m: FloatArray, n: FloatArray, k: FloatArray, quantised: FloatArray | float = 1.0
+) -> FloatArray:
+    """Dense GEMM of m tokens (S, G) or (G,) with a weight of n x k per rank (S,).
+
+    flops = 2 m n k; bytes = w n k + a m k + 2 m n. quantised: share of shards (0/1 per shard, (S, 1)) whose weight is in the
+    precision of the shard; 0 = 16 bit. Weight-only precisions read few bytes and multiply in 16 bit at `dequant` of the rate.
+    """
+    quantised = np.broadcast_to(np.asarray(quantised, dtype=float), dev.peak.shape)
+    n_col, k_col = _column_of(n), _column_of(k)
+
+    def variant(
+        peak: FloatArray, weight: FloatArray | float, act: FloatArray | float, stack: Stack, rate: FloatArray | float
+    ) -> FloatArray:
+        compute = 2 * m * n_col * k_col / (peak * rate)
+        memory = (weight * n_col * k_col + act * m * k_col + 2 * m * n_col) / dev.bandwidth
+        return np.asarray(np.maximum(compute, memory) / stack.efficiency(n, k, m))
+
+    floor = constants()["kernel_floor_us"] * 1e-6
+    if quantised.min() >= 1:
+        return np.maximum(variant(dev.peak, dev.weight_bytes, dev.activation_bytes, dev.gemm, dev.dequant), floor)
+    plain = variant(dev.peak16, 2.0, 2.0, dev.gemm16, 1.0)
+    if quantised.max() > 0:
+        plain = np.where(
+            quantised > 0, variant(dev.peak, dev.weight_bytes, dev.activation_bytes, dev.gemm, dev.dequant), plain
+        )
+    return np.maximum(plain, floor)
+
+
+def moe_s(dev: Devices, stack: Stack, m: FloatArray, shape: MoeShape) -> FloatArray:
+    """Routed experts of one layer on the busiest rank for m tokens (S, G) in the expert-parallel group.
+
+    Distinct experts touched = E (1 - (1 - k/E)^m) over uniform routing, of which each rank holds 1/expert_parallel; the busiest
+    rank carries `imbalance` times the mean load. flops = 6 pairs h width (gated). Surface: weight bytes touched, tokens per expert.
+    """
+    local = _column_of(shape.experts / shape.expert_parallel)
+    width, h = _column_of(shape.width), shape.hidden
+    touched = np.maximum(local * (1 - (1 - shape.top / shape.experts) ** m), 1e-9)
+    balance = 1 + constants()["expert_imbalance"] * (_column_of(shape.expert_parallel) > 1)
+    pairs = m * shape.top / _column_of(shape.expert_parallel) * balance
+    matrices = 3 if shape.gated else 2
+    weight = matrices * h * width * dev.weight_bytes * np.maximum(touched, np.minimum(1.0, local))
+    acts = pairs * ((h + width) * dev.activation_bytes + (2 * width + h) * 2)
+    roof = np.maximum(2 * matrices * pairs * h * width / dev.peak, (weight + acts) / dev.bandwidth)
+    eff = stack.efficiency(weight / 1e6, pairs / touched)
+    return np.asarray(np.maximum(roof / eff, constants()["kernel_floor_us"] * 2e-6))
+
+
+@dataclass(frozen=True)
+class MoeShape:
+    """Experts of a layer as cut: width (S,) of one expert on a rank, expert_parallel (S,)."""
+
+    experts: int
+    top: int
+    hidden: int
+    gated: bool
+    width: FloatArray
+    expert_parallel: FloatArray
+
+
+@dataclass(frozen=True)
+class CacheShape:
+    """What decode attention reads on a rank: KV heads (S,), elements per token and head, flops per cached token (S,)."""
+
+    kv_heads: FloatArray
+    elements: float
+    flops_per_token: FloatArray
+
+
+def decode_attention_s(dev: Devices, sequences: FloatArray, context: float, cache: CacheShape) -> FloatArray:
+    """Attention of one new token for `sequences` (S, G) sequences over `context` tokens each.
+
+    bytes = sequences kv_heads context elements kv_bytes; MLA has one "head" shared by all query heads.
+    """
+    kv_heads, elements, flops_per_token = cache.kv_heads, cache.elements, _column_of(cache.flops_per_token)
+    kv_col = _column_of(kv_heads)
+    amount = sequences * kv_col * context * elements * dev.kv_bytes
+    flops = sequences * context * flops_per_token
+    eff = dev.decode.efficiency(sequences * kv_col * elements / 256, np.array([context]))
+    return np.asarray(
+        np.maximum(np.maximum(amount / dev.bandwidth, flops / dev.peak16) / eff, constants()["kernel_floor_us"] * 1e-6)
+    )
+
+
+def prefill_attention_s(
+    dev: Devices, tokens: float, heads: FloatArray, head_dims: float, window: float | None
+) -> FloatArray:
+    """Causal attention of one prompt of `tokens` tokens, (S, 1): flops = 2 heads (d_k + d_v) * pairs.
+
+    pairs = tokens^2 / 2, or with a window w: tokens w - w^2 / 2. head_dims = d_k + d_v.
+    """
+    reach = tokens if window is None else min(window, tokens)
+    pairs = tokens * reach - reach * reach / 2
+    flops = 2 * _column_of(heads) * head_dims * pairs
+    eff = dev.prefill.efficiency(np.asarray(heads, dtype=float), np.array([float(max(reach, 1))]))
+    return np.asarray(np.maximum(flops / dev.peak16 / eff, constants()["kernel_floor_us"] * 1e-6))
+
+
+def streaming_s(dev: Devices, bytes_moved: FloatArray, kernels: float = 1.0) -> FloatArray:
+    """Norms, rotary, activations, quantisation, sampling: bytes / (bandwidth * efficiency) + a floor for each kernel."""
+    table = constants()
+    return np.asarray(
+        bytes_moved / (dev.bandwidth * table["streaming_efficiency"]) + kernels * table["streaming_floor_us"] * 1e-6
+    )

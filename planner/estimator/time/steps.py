@@ -1,0 +1,129 @@
+"""Step times of many replicas on a small grid, once: everything later interpolates this table by row.
+
+A step that decodes N sequences and prefills c prompt tokens takes  tokenwise(N + c) + decode(N) + c * prefill_attention_per_token
+summed over all pipeline stages; the engine adds its own overhead (serving.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.estimator.time.collectives import all_gather_s, all_reduce_s, fabric, p2p_s
+from planner.estimator.time.kernels import Devices, devices, gemm_s, streaming_s
+from planner.estimator.time.layers import (
+    ACTIVATION_BYTES,
+    Cut,
+    kernels_per_layer,
+    layer_tokenwise_s,
+    mixer_decode_s,
+    mixer_prefill_s,
+)
+from planner.estimator.time.surfaces import FloatArray, IntArray
+from planner.models.spec import ModelSpec
+from planner.request import Workload
+from planner.space.shard import Shard
+
+TOKEN_GRID_LOG2, BATCH_GRID_LOG2 = 15, 13  # 1 .. 16384 tokens, 1 .. 4096 sequences
+
+
+@dataclass(frozen=True)
+class StepTable:
+    """Times of S shards. tokenwise_s (S, 15) over 2^0..2^14 tokens; decode_s (S, 13) over 2^0..2^12 sequences (attention over the
+    cache at the mean context, output head, sampling); prefill_attention_s (S,) per prompt token; kernels (S,) launched a step.
+
+    pipeline (S,): stages, each working on its own microbatch of the step. borrowed (S,): surfaces of another GPU.
+    """
+
+    tokenwise_s: FloatArray
+    decode_s: FloatArray
+    prefill_attention_s: FloatArray
+    kernels: FloatArray
+    pipeline: FloatArray
+    borrowed: IntArray
+
+    def tokens_time_s(self, shard: IntArray, tokens: FloatArray) -> FloatArray:
+        """Token-wise time of a microbatch of `tokens` tokens on shard rows; linear in tokens between the grid points."""
+        return _lookup(self.tokenwise_s, shard, tokens)
+
+    def decode_time_s(self, shard: IntArray, sequences: FloatArray) -> FloatArray:
+        """Attention, head and sampling of a microbatch of `sequences` sequences."""
+        return _lookup(self.decode_s, shard, sequences)
+
+
+def _lookup(table: FloatArray, row: IntArray, x: FloatArray) -> FloatArray:
+    """Table (S, G) over 2^0..2^(G-1) at row and x (same shape), linear in x; below 1 as at 1, beyond the end extended."""
+    _, exponent = np.frexp(np.maximum(x, 1.0))
+    low = np.minimum(exponent - 1, table.shape[1] - 2)
+    start = np.ldexp(1.0, low)
+    flat = row * table.shape[1] + low
+    cells = table.ravel()
+    left = cells[flat]
+    return np.asarray(left + (np.maximum(x, 1.0) / start - 1) * (cells[flat + 1] - left))
+
+
+def _cut(model: ModelSpec, shards: Sequence[Shard], dev: Devices) -> Cut:
+    ranks = [s.tensor_parallel for s in shards]
+    attention = [max(1, s.tensor_parallel // s.attention_data_parallel) for s in shards]
+    links = [s.tensor_link for s in shards]
+    return Cut(
+        dev=dev,
+        tensor=np.array(ranks, dtype=float),
+        attention=np.array(attention, dtype=float),
+        experts=np.array([s.expert_parallel for s in shards], dtype=float),
+        tensor_group=fabric(links, ranks),
+        attention_group=fabric(links, attention),
+        moe_stack=dev.moe() if model.is_moe else None,
+    )
+
+
+def _head_s(model: ModelSpec, cut: Cut, sequences: FloatArray) -> FloatArray:
+    """Output head and sampler: GEMM of vocab / TP x hidden, gather of the logits, three passes over fp32 logits."""
+    part = np.ceil(model.vocab / cut.tensor)
+    full = np.full_like(part, float(model.hidden))
+    logits = sequences * model.vocab
+    time = gemm_s(cut.dev, sequences, part, full, cut.dev.quantises_head)
+    return np.asarray(
+        time + all_gather_s(cut.tensor_group, logits * ACTIVATION_BYTES) + streaming_s(cut.dev, logits * 4.0 * 3, 4.0)
+    )
+
+
+def step_table(model: ModelSpec, shards: Sequence[Shard], workload: Workload) -> StepTable:
+    """Step times of every shard (S of them) for the model at the workload's mean context input + output / 2 tokens.
+
+    Stages of a pipeline are summed (a token passes all of them) and weighted by the fullest stage: ceil(L / PP) PP / L.
+    """
+    dev = devices(shards)
+    cut = _cut(model, shards, dev)
+    tokens, batches = np.exp2(np.arange(TOKEN_GRID_LOG2))[None, :], np.exp2(np.arange(BATCH_GRID_LOG2))[None, :]
+    context = workload.input_tokens + workload.output_tokens / 2
+    stages = np.array([s.pipeline_parallel for s in shards], dtype=float)
+    layers = len(model.layers)
+    uneven = (np.ceil(layers / stages) * stages / max(layers, 1))[:, None]
+
+    tokenwise: FloatArray = np.zeros((1, 1))
+    decode: FloatArray = np.zeros((1, 1))
+    prefill: FloatArray = np.zeros((1, 1))
+    kernels = 8.0
+    for layer, count in model.layer_groups:
+        tokenwise = tokenwise + count * layer_tokenwise_s(cut, layer, model.hidden, tokens)
+        kernels += count * kernels_per_layer(layer)
+        for mixer in layer.mixers:
+            decode = decode + count * mixer_decode_s(cut, mixer, batches, context)
+            prefill = prefill + count * mixer_prefill_s(cut, mixer, float(workload.input_tokens))
+    hops = fabric([s.pipeline_link for s in shards], [min(2, s.pipeline_parallel) for s in shards])
+    message = tokens * model.hidden * ACTIVATION_BYTES
+    embed = streaming_s(dev, 2 * message, 1.0) + all_reduce_s(cut.tensor_group, message)
+    tokenwise = tokenwise * uneven + embed + (stages[:, None] - 1) * p2p_s(hops, message)
+    decode = decode * uneven + _head_s(model, cut, batches)
+    groups = cut.tensor / cut.attention
+    return StepTable(
+        tokenwise_s=np.maximum.accumulate(np.asarray(tokenwise), axis=1),
+        decode_s=np.maximum.accumulate(np.asarray(decode), axis=1),
+        prefill_attention_s=np.asarray(prefill * uneven)[:, 0] / workload.input_tokens / groups,
+        kernels=np.full(len(shards), kernels),
+        pipeline=stages,
+        borrowed=dev.borrowed.astype(np.int64),
+    )

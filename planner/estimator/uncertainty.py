@@ -1,0 +1,32 @@
+"""How far off a prediction may be: factors low..high around a value that held 80% of measured rows, by class.
+
+Data: uncertainty.yaml, made from the replay of measured serving rows on a training half and checked on the other half.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from planner.estimator.time.surfaces import read_data
+
+
+@cache
+def _data() -> dict[str, Any]:
+    data: dict[str, Any] = read_data("planner.estimator", "uncertainty.yaml")
+    return data
+
+
+def ranges(metric: str, gpu_class: str, engine: str) -> tuple[float, float]:
+    """(low_factor, high_factor): 80% of truths lie between value * low and value * high.
+
+    metric: ttft, ttft_p95, ttft_p99, tpot, tpot_p99, e2e, throughput, prefill. gpu_class: 'measured' (kernel latencies of this very GPU)
+    or 'borrowed'. engine: an engine's name. A class nobody measured takes the wide default and says so in the data.
+    """
+    table = _data()["factors"]
+    metric = _data()["same_as"].get(metric, metric)
+    for key in (f"{metric}/{gpu_class}/{engine}", f"{metric}/{gpu_class}", f"default/{gpu_class}"):
+        if key in table:
+            low, high = table[key]["low"], table[key]["high"]
+            return float(low), float(high)
+    return float(table["default"]["low"]), float(table["default"]["high"])

@@ -1,0 +1,313 @@
+"""Published training measurements as cases: each row becomes model, job, layout and hardware, from the facts it states.
+
+Which software a source ran, GPU names and units are in training_rows.yaml.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from importlib.resources import files
+from typing import Any
+
+from planner.engines.training import Framework, stacks
+from planner.hardware.records import Catalog
+from planner.models.load import load_model
+from planner.models.spec import Attention, DenseMlp, Layer, ModelSpec
+from planner.request import OFFLOADS, TrainJob, TrainMethod
+from planner.space.hardware_classes import HardwareClass
+from planner.units import GB, GIB
+
+TIME_METRICS = ("step_time_s", "tokens_per_s_per_gpu", "tflops_per_gpu", "mfu")
+
+
+class SkipRowError(Exception):
+    """A row that cannot be predicted, with the reason."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One measured row as the estimators take it."""
+
+    model: ModelSpec
+    job: TrainJob
+    framework: Framework
+    hw: HardwareClass
+    layout: tuple[int, ...]
+    interleave: float
+    metric: str
+    recompute_stated: bool
+    flops_attention: str
+    hardware_flops: bool
+    memory_unit: float = GIB
+    process: bool = False
+
+
+@cache
+def tables() -> dict[str, Any]:
+    """training_rows.yaml, loaded safely."""
+    import yaml
+
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    text = files("planner.validate").joinpath("training_rows.yaml").read_text("utf-8")
+    found: dict[str, Any] = yaml.load(text, loader)  # noqa: S506 (safe loader)
+    return found
+
+
+def half_of(row: dict[str, str]) -> int:
+    """0: the row may be fitted; 1: held back. By (model, gpu, source repository)."""
+    key = "|".join((row["model"], row["gpu"].split(" ")[0], row["source"].split("@")[0]))
+    return hashlib.sha256(key.encode()).digest()[0] & 1
+
+
+def _number(text: str, default: float | None = None) -> float:
+    match = re.search(r"\d+(?:\.\d+)?(?:[eE][+-]?\d+)?", text or "")
+    if match:
+        return float(match[0])
+    if default is None:
+        raise SkipRowError("a number that the estimate needs is not stated")
+    return default
+
+
+def dense_model(row: dict[str, str]) -> ModelSpec:
+    """A model of equal layers from the dimensions of the row; two or three matrices as its parameter count says."""
+    layers, hidden, heads, vocab = (int(_number(row[c])) for c in ("layers", "hidden", "heads", "vocab"))
+    kv, width = int(_number(row["kv_heads"], heads)), int(_number(row["ffn"]))
+    return _dense(row["model"], (layers, hidden, heads, kv, width, vocab), _number(row["params_b"], 0.0) * 1e9)
+
+
+@lru_cache(maxsize=1024)
+def _dense(name: str, dims: tuple[int, ...], stated: float) -> ModelSpec:
+    layers, hidden, heads, kv, width, vocab = dims
+
+    def build(gated: bool, tied: bool) -> ModelSpec:
+        layer = Layer((Attention(heads, kv, hidden // heads),), DenseMlp(width, gated), 2 * hidden)
+        return ModelSpec(name, "dense", hidden, vocab, 1 << 21, (layer,) * layers, tied, hidden)
+
+    choices = [build(g, t) for g in (False, True) for t in (True, False)]
+    return min(choices, key=lambda m: abs(m.params_total - stated))
+
+
+def _model(row: dict[str, str]) -> ModelSpec:
+    name = tables()["models"].get(row["model"])
+    if name:
+        return load_model(name, offline=True)
+    dims = tables()["dimensions"].get(row["model"])
+    if dims:
+        return _dense(row["model"], tuple(dims), _number(row["params_b"]) * 1e9)
+    if not row["layers"] or not row["ffn"] or "x" in row["ffn"] or row["kv_heads"] == "MLA":
+        raise SkipRowError(f"dimensions of {row['model']} are not in the row")
+    return dense_model(row)
+
+
+def _hardware(row: dict[str, str], catalog: Catalog, fabric: str | None) -> HardwareClass:
+    place = tables()["gpus"].get(row["gpu"].split(" ")[0])
+    if place is None or place["gpu"] not in catalog.gpus:
+        raise SkipRowError(f"{row['gpu']} is not in the hardware catalog")
+    gpu = catalog.gpus[place["gpu"]]
+    link = catalog.links["nvlink5-nvl72"] if place["per_node"] == 72 else catalog.links[gpu.default_link]
+    return HardwareClass(gpu, place["per_node"], link, catalog.links[fabric or place["fabric"]], ())
+
+
+def _precision(text: str) -> str:
+    for part, dtype in tables()["precisions"]:
+        if part in text.lower():
+            return str(dtype)
+    raise SkipRowError(f"precision {text!r} is not stated or not known")
+
+
+def _optimizer(row: dict[str, str]) -> str:
+    text = row["optimizer"].lower()
+    if "8bit" in text or "8-bit" in text:
+        return "paged-adamw-8bit" if "paged" in text else "adamw-8bit"
+    pure = (
+        "bf16 (params" in row["precision"]
+        or "bf16-true" in row["precision"]
+        or row["precision"] in ("bf16", "nf4 + bf16", "nf4+bf16")
+    )
+    if pure and row["source"].split("@")[0] in tables()["pure_bf16"]:
+        return "adamw-bf16"
+    if row["precision"] == "bf16" and "llm-foundry" in row["source"]:
+        return "adamw-bf16"
+    return "adamw"
+
+
+def _method(row: dict[str, str]) -> TrainMethod:
+    task = row["task"].rstrip("?")
+    if task in ("pretrain", "full-ft", "sft"):
+        return "full"
+    if task in ("lora", "qlora"):
+        return "qlora" if "nf4" in row["precision"] or "4bit" in row["precision"] else "lora"
+    raise SkipRowError(f"{task} is not one of full, LoRA, QLoRA")
+
+
+def _zero(row: dict[str, str]) -> int:
+    text = row["zero_or_fsdp_stage"].lower()
+    match = re.search(r"zero ?(\d)", text)
+    if match:
+        return int(match[1])
+    return 3 if "full_shard" in text else 0
+
+
+def _offload(row: dict[str, str]) -> int:
+    text = row["offload"].lower()
+    if "activations" in text:
+        raise SkipRowError("activation offload is not modelled")
+    if "param" in text or "deepspeed" in text:
+        return OFFLOADS.index("optimizer+parameters")
+    return OFFLOADS.index("optimizer") if "optimizer" in text else 0
+
+
+def _variant(row: dict[str, str], stack: str, chunked: bool) -> tuple[str, bool]:
+    """Stack and loss of a row that lists techniques; SkipRowError for techniques that are not modelled."""
+    table = tables()
+    if any(word in row["optimizer"] for word in table["unmodelled"]):
+        raise SkipRowError(f"optimizer {row['optimizer']!r} is not modelled or not stated")
+    match = re.search(r"cumulative technique: ([^;]+)", row["notes"])
+    if match is None:
+        return stack, chunked or ("liger=true" in row["notes"] and "Not using use_liger" not in row["notes"])
+    choice = table["cumulative"].get(match[1].strip())
+    if choice is None:
+        raise SkipRowError(f"{match[1].strip()} is not modelled")
+    return str(choice[0]), bool(choice[1])
+
+
+def _source(row: dict[str, str]) -> dict[str, Any]:
+    """How rows of this source are read; a source that is not listed is guessed from its words, else skipped."""
+    table = tables()
+    found: dict[str, Any] | None = table["sources"].get(row["source"].split("@")[0].split(" ")[0])
+    if found is not None:
+        return found
+    text = " ".join((row["source"], row["notes"], row["zero_or_fsdp_stage"])).lower()
+    for word, stack in table["guesses"]:
+        if word in text:
+            return {"stack": stack, "attention": "full"}
+    raise SkipRowError("the software of this source is not modelled")
+
+
+def _unreadable(row: dict[str, str]) -> str:
+    """Why a row cannot be replayed at all; empty when it can."""
+    skip = tables()["maxtext"]
+    if "SUSPECT" in row["notes"]:
+        return "flagged SUSPECT in the source"
+    if skip["match"] in row["zero_or_fsdp_stage"]:
+        return str(skip["reason"])
+    if "VP n/a" in row["notes"] or "(assumed" in row["seq_len"]:
+        return "a number that the estimate needs is not stated"
+    if "packing=false" in row["notes"]:
+        return "samples are not packed and their lengths are not stated"
+    if "OOM" in row["value"]:
+        return "out of memory: a verdict, not a number"
+    if row["micro_batch"] == "" and row["metric"] in TIME_METRICS:
+        return "the micro-batch is not stated"
+    return ""
+
+
+def _stack(row: dict[str, str], name: str) -> str:
+    """Stack of a row whose source trains with several: by sharding and GPUs."""
+    sharding = row["zero_or_fsdp_stage"]
+    if name not in tables()["one_gpu"] or int(_number(row["n_gpus"], 1)) == 1:
+        return name
+    if sharding.startswith("dist-optimizer"):
+        return "megatron_bridge"
+    if name in tables()["one_gpu_fsdp"]:
+        return str(tables()["one_gpu_fsdp"][name])
+    if sharding.startswith("zero"):
+        return "deepspeed"
+    return name if sharding == "ddp" else "fsdp2"
+
+
+def _layout(row: dict[str, str], method: str) -> tuple[int, ...]:
+    """The columns of TrainRows as the row states them."""
+    data, micro = int(_number(row["dp"], 1)), row["micro_batch"]
+    mbs = int(_number(micro)) if "see source" not in micro else (2 if method == "qlora" else 8)
+    if row["global_batch"].startswith("mbs"):
+        accumulation = int(_number(row["global_batch"], 1))
+    else:
+        accumulation = max(1, round(_number(row["global_batch"], mbs * data) / (mbs * data)))
+    degrees = (int(_number(row[axis], 1)) for axis in ("tp", "pp", "cp"))
+    interval = int(row["recompute"].startswith("full"))
+    return (0, *degrees, data, int(_number(row["ep"], 1)), _zero(row), mbs, accumulation, interval, _offload(row))
+
+
+def read_case(row: dict[str, str], catalog: Catalog) -> Case:
+    """What a row of training_measured.csv says; SkipRowError with the reason when it says too little."""
+    reason = _unreadable(row)
+    if reason:
+        raise SkipRowError(reason)
+    source, method = _source(row), _method(row)
+    name, chunked = _variant(row, _stack(row, source["stack"]), bool(source.get("chunked_loss")))
+    rank = re.search(r"lora_r(?:ank)?=(\d+)", row["notes"])
+    job = TrainJob(
+        method=method,
+        seq_len=int(_number(row["seq_len"])),
+        optimizer=_optimizer(row),
+        precision=_precision(row["precision"]),
+        chunked_loss=chunked,
+        lora_rank=int(rank[1]) if rank else 8,
+    )
+    return Case(
+        model=_model(row),
+        job=job,
+        framework=stacks()[name],
+        hw=_hardware(row, catalog, source.get("fabric")),
+        layout=_layout(row, method),
+        interleave=_number(row["interleave"], 1),
+        metric=row["metric"],
+        recompute_stated=not row["recompute"].startswith("not stated"),
+        flops_attention=source["attention"],
+        hardware_flops="hardware tflop" in row["notes"].lower(),
+        memory_unit=GIB if source.get("gib") else GB,
+        process=bool(source.get("process")),
+    )
+
+
+def read_memory_case(row: dict[str, str], catalog: Catalog) -> Case:
+    """What a training row of memory_measured.csv says; SkipRowError with the reason when it says too little."""
+    table = tables()["memory_rows"]
+    if row["task"] != "train":
+        raise SkipRowError("not a training row")
+    if table["source"] not in row["source"]:
+        raise SkipRowError("a thread without the whole configuration: a verdict, see the tests of outcomes")
+    if row["metric"] not in table["metrics"]:
+        raise SkipRowError(f"{row['metric']} is not predicted")
+    if row["outcome"] != "fits":
+        raise SkipRowError("the run failed: a verdict, not a number")
+    match = re.search(r"framework=(\S+).*ga=(\d+)\. (\d+) tok/sample", row["note"])
+    if match is None or "moe-" in match[1]:
+        raise SkipRowError("kernels or tokens of a sample are not stated or not modelled")
+    gpus, kernels = int(row["n_gpus"]), match[1]
+    names = table["stacks"]["foak" if "foak" in kernels else "none"]
+    framework = stacks()[names[1 if gpus > 1 else 0]]
+    dims = table["dimensions"].get(row["model"])
+    model = (
+        _listed(row["model"], tuple(dims))
+        if dims
+        else load_model(table["names"].get(row["model"], row["model"]), offline=True)
+    )
+    kind = row["quant"].split(" ", 1)
+    frozen = table["frozen"].get(kind[1])
+    method: TrainMethod = "full" if kind[0] == "full" else ("qlora" if frozen else "lora")
+    job = TrainJob(
+        method=method,
+        seq_len=int(match[3]),
+        optimizer="adamw-bf16" if method == "full" else "adamw",
+        precision="bf16",
+        lora_rank=table["lora"]["rank"],
+        lora_targets=tuple(table["lora"]["targets"]),
+        frozen_precision=frozen,
+        chunked_loss="liger" in kernels,
+    )
+    layout = (0, 1, 1, 1, gpus, 1, 3 if gpus > 1 else 0, int(float(row["batch"])), int(match[2]), 1, 0)
+    gpu = catalog.gpus["a100-sxm-80"]
+    hw = HardwareClass(gpu, 8, catalog.links[gpu.default_link], catalog.links["roce-200g"], ())
+    return Case(model, job, framework, hw, layout, 1.0, row["metric"], True, "causal", False)
+
+
+@lru_cache(maxsize=16)
+def _listed(name: str, dims: tuple[Any, ...]) -> ModelSpec:
+    layers, hidden, width, heads, kv, vocab, gated = dims
+    layer = Layer((Attention(heads, kv, hidden // heads),), DenseMlp(width, bool(gated)), 2 * hidden)
+    return ModelSpec(name, "dense", hidden, vocab, 1 << 21, (layer,) * layers, True, hidden)
