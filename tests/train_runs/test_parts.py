@@ -131,6 +131,8 @@ def data(tiny_folder: Path, tmp_path: Path, dataset: Path, **kw: Any) -> Any:
                 "output": str(tmp_path),
                 "seq_len": 32,
                 "packing": True,
+                "micro_batch_size": 1,
+                "data_parallel": 1,
             }
             | kw
         )
