@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from planner.emit import sglang, static, tensorrt_llm, tgi, vllm
+from planner.emit import sglang, static, tensorrt_llm, tgi, train, vllm
 from planner.emit.balancer import CONFIG, balancer_conf, endpoints
 from planner.emit.compose import compose_yaml
 from planner.emit.kubernetes import kubernetes_yaml
@@ -24,7 +24,7 @@ from planner.plan import Plan, plan_to_yaml
 __all__ = ["HEADER", "TARGETS", "render", "write_files"]
 
 PLAN_FILE = "plan.yaml"
-TARGETS = ("serve", "compose", "kubernetes", "skypilot", "slurm", "balancer", "monitor", "notes")
+TARGETS = ("serve", "train", "compose", "kubernetes", "skypilot", "slurm", "balancer", "monitor", "notes")
 _NEED_SCRIPTS = {"compose", "skypilot", "slurm", "monitor"}
 _ENGINES: dict[str, Callable[[Layout], dict[str, str]]] = {
     "vllm": vllm.files,
@@ -46,6 +46,8 @@ def render(plan: Plan) -> dict[str, str]:
 
 def _by_target(plan: Plan) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
     """Texts by target, and the targets left out with the reason."""
+    if plan.task == "train":
+        return train.files_by_target(plan)
     layout = layout_of(plan)
     scripts = _ENGINES[layout.deployment.engine](layout)
     texts: dict[str, dict[str, str]] = {"serve": scripts, "compose": {"docker-compose.yaml": compose_yaml(layout)}}
@@ -68,7 +70,7 @@ def _by_target(plan: Plan) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
     texts["monitor"] = {"monitor.sh": monitor_sh(layout)}
     names = [name for group in texts.values() for name in group]
     texts["notes"] = {"LAUNCH.md": launch_md(layout, names, skipped)}
-    return texts, skipped
+    return texts, skipped | {"train": "this is a serving plan"}
 
 
 def _skypilot(layout: Layout) -> dict[str, str]:
@@ -129,7 +131,7 @@ def _selected(plan: Plan, targets: Sequence[str]) -> dict[str, str]:
             )
     chosen = set(targets or by_target)
     if chosen & _NEED_SCRIPTS:
-        chosen.add("serve")
+        chosen.add(plan.task)
     return {name: text for target in TARGETS if target in chosen for name, text in by_target[target].items()}
 
 

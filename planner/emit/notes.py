@@ -10,7 +10,8 @@ from planner.emit.layout import Layout
 from planner.emit.text import HEADER
 
 
-def _row(name: str, value: object) -> str:
+def table_row(name: str, value: object) -> str:
+    """One row of a Markdown table of two columns."""
     return f"| {name} | {str(value).replace('|', chr(92) + '|')} |"
 
 
@@ -19,22 +20,22 @@ def launch_md(layout: Layout, names: list[str], skipped: dict[str, str]) -> str:
     dep, plan, serve = layout.deployment, layout.plan, layout.serve
     parallel = f"tensor {dep.tensor_parallel}, pipeline {dep.pipeline_parallel}, expert {dep.expert_parallel}"
     rows = [
-        _row("model", f"`{layout.model}` ({plan.model.params_total / 1e9:.1f} B parameters)"),
-        _row("engine", f"{layout.facts['title']} {dep.engine_version}, image `{layout.image[0]}`"),
-        _row("precision", f"{dep.precision}, KV cache {dep.kv_cache_dtype}"),
-        _row("parallel", f"{parallel}, replicas {dep.data_parallel}"),
-        _row("at once", f"{serve.max_num_seqs} requests, {serve.max_num_batched_tokens} tokens a step"),
-        _row("context", f"{serve.max_model_len} tokens"),
+        table_row("model", f"`{layout.model}` ({plan.model.params_total / 1e9:.1f} B parameters)"),
+        table_row("engine", f"{layout.facts['title']} {dep.engine_version}, image `{layout.image[0]}`"),
+        table_row("precision", f"{dep.precision}, KV cache {dep.kv_cache_dtype}"),
+        table_row("parallel", f"{parallel}, replicas {dep.data_parallel}"),
+        table_row("at once", f"{serve.max_num_seqs} requests, {serve.max_num_batched_tokens} tokens a step"),
+        table_row("context", f"{serve.max_model_len} tokens"),
     ]
     for offer in dep.offers:
         machine = f"{offer.count}x {offer.instance_type} ({offer.gpus_per_instance}x {offer.gpu})"
         where = f"{offer.provider} {offer.region} {offer.tier}"
         price = f"{where}, {offer.usd_per_hour:.2f} USD/h each, seen {offer.observed_at}"
-        rows.append(_row("machines", f"{machine}, {'your own' if layout.owned else price}"))
+        rows.append(table_row("machines", f"{machine}, {'your own' if layout.owned else price}"))
     for name, value in plan.predicted.items():
-        rows.append(_row(name, f"{value.value:.4g} ({value.low:.4g} to {value.high:.4g})"))
+        rows.append(table_row(name, f"{value.value:.4g} ({value.low:.4g} to {value.high:.4g})"))
     if plan.cost is not None and not layout.owned:
-        rows.append(_row("cost", f"{plan.cost.usd_per_hour:.2f} USD/h"))
+        rows.append(table_row("cost", f"{plan.cost.usd_per_hour:.2f} USD/h"))
     return "\n".join(
         [
             f"<!-- {HEADER} -->",
@@ -56,7 +57,7 @@ def launch_md(layout: Layout, names: list[str], skipped: dict[str, str]) -> str:
             "",
             *_check(layout),
             "",
-            *_not_written(skipped),
+            *not_written(skipped),
         ]
     )
 
@@ -126,7 +127,8 @@ def _check(layout: Layout) -> list[str]:
     return lines
 
 
-def _not_written(skipped: dict[str, str]) -> list[str]:
+def not_written(skipped: dict[str, str]) -> list[str]:
+    """The section on targets that were left out."""
     if not skipped:
         return []
     return ["## Not written", "", *[f"* {target}: {reason}." for target, reason in skipped.items()], ""]

@@ -11,20 +11,26 @@ from planner.plan import OfferChoice
 
 def refusal(layout: Layout) -> str | None:
     """Why there is no SkyPilot task for this plan; None when there is one."""
-    if layout.owned:
-        return "the machines are your own"
-    if layout.offer.provider not in facts()["skypilot"]["clouds"]:
-        return f"SkyPilot 0.14.1 has no cloud {layout.offer.provider!r}"
-    if layout.deployment.engine == "tensorrt_llm" and layout.nodes_per_replica > 1:
+    if layout.deployment.engine == "tensorrt_llm" and layout.nodes_per_replica > 1 and not layout.owned:
         return "TensorRT-LLM over several machines is an MPI job: use serve.slurm"
-    if layout.machines > 1 and layout.offer.provider in facts()["skypilot"]["one_node"]:
-        return f"SkyPilot starts single machines only on {layout.offer.provider}"
     if needs_container(layout) and layout.offer.provider in facts()["skypilot"]["no_containers"]:
         return (
             f"SkyPilot runs no containers on {layout.offer.provider}, and this engine is not installed with pip there"
         )
-    if layout.offer.tier == "spot" and layout.offer.provider in facts()["skypilot"]["no_spot"]:
-        return f"SkyPilot offers no spot machines on {layout.offer.provider}"
+    return cloud_refusal(layout.offer, layout.machines)
+
+
+def cloud_refusal(offer: OfferChoice, machines: int) -> str | None:
+    """Why SkyPilot cannot rent that many machines of this offer; None when it can."""
+    table = facts()["skypilot"]
+    if offer.tier == "owned" or offer.provider == "owned":
+        return "the machines are your own"
+    if offer.provider not in table["clouds"]:
+        return f"SkyPilot 0.14.1 has no cloud {offer.provider!r}"
+    if machines > 1 and offer.provider in table["one_node"]:
+        return f"SkyPilot starts single machines only on {offer.provider}"
+    if offer.tier == "spot" and offer.provider in table["no_spot"]:
+        return f"SkyPilot offers no spot machines on {offer.provider}"
     return None
 
 
@@ -33,7 +39,7 @@ def needs_container(layout: Layout) -> bool:
     return layout.deployment.engine in ("tgi", "tensorrt_llm") or layout.vendor == "amd"
 
 
-def resources(layout: Layout, offer: OfferChoice) -> dict[str, Any]:
+def machine(offer: OfferChoice) -> dict[str, Any]:
     """Cloud and region, accelerators in SkyPilot's spelling, the instance type where the names agree."""
     table = facts()["skypilot"]
     region = "" if offer.region in ("", "global", "any") else f"/{offer.region}"
@@ -44,8 +50,13 @@ def resources(layout: Layout, offer: OfferChoice) -> dict[str, Any]:
     spelling = names.get(offer.provider, names.get("any"))
     if spelling:
         block["accelerators"] = {spelling: offer.gpus_per_instance}
-    block |= {"use_spot": offer.tier == "spot", "disk_size": disk_gb(layout), "ports": [layout.port]}
+    block["use_spot"] = offer.tier == "spot"
     return block
+
+
+def resources(layout: Layout, offer: OfferChoice) -> dict[str, Any]:
+    """The machine, with disk and ports."""
+    return machine(offer) | {"disk_size": disk_gb(layout), "ports": [layout.port]}
 
 
 def disk_gb(layout: Layout) -> int:
