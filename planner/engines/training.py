@@ -42,11 +42,33 @@ class OptimizerState:
 
 
 @dataclass(frozen=True)
+class Combinations:
+    """What a framework's own scripts do only together with something else; None = no such limit.
+
+    pipeline_*, tensor_*: what goes with more than one stage or rank. offload_optimizers: whose states can be on the host.
+    least_stage: ZeRO stage an optimizer needs at least, most_stage: allows at most. packed_only: takes no padding.
+    context_plain: context parallelism takes neither padding nor chunked loss. optimizer_methods: all an optimizer goes with.
+    """
+
+    pipeline_methods: tuple[str, ...] | None = None
+    pipeline_optimizers: tuple[str, ...] | None = None
+    pipeline_offloads: bool = True
+    pipeline_packed_only: bool = False
+    tensor_methods: tuple[str, ...] | None = None
+    offload_optimizers: tuple[str, ...] | None = None
+    least_stage: dict[str, int] = field(default_factory=dict, hash=False)
+    most_stage: dict[str, int] = field(default_factory=dict, hash=False)
+    packed_only: bool = False
+    context_plain: bool = False
+    optimizer_methods: dict[str, list[str]] = field(default_factory=dict, hash=False)
+
+
+@dataclass(frozen=True)
 class Framework:
     """A training framework at a version.
 
     axes: of tensor, pipeline, context, data, expert. zero_stages and the stages allowed beside pipeline and tensor
-    parallelism; offloads: kind -> ZeRO stages it works with. checkpoint_any_interval: False = every layer or none.
+    parallelism; models: the only ones it has a configuration for, by hub id without -Instruct (empty = any); offloads: kind -> ZeRO stages it works with. checkpoint_any_interval: False = every layer or none.
     """
 
     name: str
@@ -69,6 +91,8 @@ class Framework:
     source: str
     verified: bool
     constants: dict[str, float] = field(hash=False)
+    combinations: Combinations = field(default_factory=Combinations, hash=False)
+    models: dict[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
 
     def number(self, name: str) -> float:
         """A constant of training.yaml by name; KeyError for a name that no file has."""
@@ -137,8 +161,15 @@ def _read(name: str, row: dict[str, Any], constants: dict[str, float]) -> Framew
         source=row["source"],
         verified=row["verified"],
         constants=constants,
+        combinations=_combinations(row.get("combinations", {})),
+        models={name: tuple(words) for name, words in row.get("models", {}).items()},
         **fields,
     )
+
+
+def _combinations(row: dict[str, Any]) -> Combinations:
+    fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in row.items()}
+    return Combinations(**fields)
 
 
 @cache

@@ -35,6 +35,13 @@ def job_problem(model: ModelSpec, job: TrainJob, framework: Framework, gpu: Gpu)
         return f"{gpu.name} has no fp16 tensor cores"
     if job.optimizer == "adamw-bf16" and job.precision != "bf16":
         return "adamw-bf16 keeps everything in bf16: train in bf16"
+    if framework.models and model.hf_id.removesuffix("-Instruct") not in framework.models:
+        return f"{framework.label} has no configuration for {model.hf_id or model.name}"
+    only = framework.combinations.optimizer_methods.get(job.optimizer)
+    if only is not None and job.method not in only:
+        return f"{framework.label} runs {job.optimizer} with {', '.join(only)} training only"
+    if framework.combinations.packed_only and not job.packing:
+        return f"{framework.label} trains on packed sequences only"
     if job.seq_len > model.max_context:
         return f"sequences of {job.seq_len} tokens exceed the model's context of {model.max_context}"
     return None
@@ -133,6 +140,32 @@ def _checkpoint_ok(p: _Problem) -> BoolArray:
     return np.asarray(ok & ((k <= 1) | p.framework.checkpoint_any_interval))
 
 
+def _combination_ok(p: _Problem) -> BoolArray:
+    """The framework's own limits on what goes together (Combinations)."""
+    c, r, job = p.framework.combinations, p.rows, p.job
+    ok = np.ones(len(r), dtype=bool)
+    if c.pipeline_methods is not None and job.method not in c.pipeline_methods:
+        ok &= r.pipeline_parallel == 1
+    if c.pipeline_optimizers is not None and job.optimizer not in c.pipeline_optimizers:
+        ok &= r.pipeline_parallel == 1
+    if c.pipeline_packed_only and not job.packing:
+        ok &= r.pipeline_parallel == 1
+    if not c.pipeline_offloads:
+        ok &= (r.pipeline_parallel == 1) | (r.offload == 0)
+    if c.tensor_methods is not None and job.method not in c.tensor_methods:
+        ok &= r.tensor_parallel == 1
+    if c.offload_optimizers is not None and job.optimizer not in c.offload_optimizers:
+        ok &= r.offload == 0
+    if c.context_plain and (job.chunked_loss or not job.packing):
+        ok &= r.context_parallel == 1
+    ok &= r.zero_stage >= c.least_stage.get(job.optimizer, 0)
+    return np.asarray(ok & (r.zero_stage <= c.most_stage.get(job.optimizer, 3)))
+
+
+def _combination_words(p: _Problem) -> str:
+    return f"{p.framework.label} does not combine this with {p.job.method} training and {p.job.optimizer}"
+
+
 RULES: tuple[Rule, ...] = (
     (
         lambda p: np.asarray(np.minimum.reduce(p.rows.columns()[1:6] + p.rows.columns()[7:9]) >= 1),
@@ -143,6 +176,7 @@ RULES: tuple[Rule, ...] = (
     _axis("context", "context_parallel"),
     _axis("data", "data_parallel"),
     _axis("expert", "expert_parallel"),
+    (_combination_ok, _combination_words),
     (_pair_ok, lambda p: f"{p.framework.label} does not combine tensor and pipeline parallelism"),
     (_stages_ok, _stages_words),
     (

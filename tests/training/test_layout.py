@@ -50,7 +50,7 @@ def test_vector_and_single_agree(rows, spec, method, joined):
     ("name", "layout", "words"),
     [
         ("deepspeed", row("deepspeed", pp=2, ga=4, zero=2, dp=2), "ZeRO-2 with pipeline"),
-        ("deepspeed", row("deepspeed", tp=3), "do not divide the attention heads"),
+        ("deepspeed", row("deepspeed", tp=3, zero=1, dp=2), "do not divide the attention heads"),
         ("megatron_bridge", row("megatron_bridge", tp=16), "crosses machines"),
         ("megatron_bridge", row("megatron_bridge", pp=4, ga=2), "fewer micro-batches"),
         ("megatron_bridge", row("megatron_bridge", ep=2, dp=2), "no experts"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from planner.emit.train.layout import TrainLayout, facts
+from planner.engines.training import framework
 from planner.errors import InvalidValueError
 
 
@@ -12,9 +13,10 @@ def titan_settings(laid: TrainLayout) -> dict[str, Any]:
     """What titan_config.py reads: model, and the fields of TrainingConfig, ParallelismConfig and LRSchedulersContainer."""
     dep, train = laid.deployment, laid.train
     name = laid.plan.model.hf_id.removesuffix("-Instruct")
-    found = facts()["torchtitan_models"].get(name)
+    configured = framework("torchtitan").models
+    found = configured.get(name)
     if found is None:
-        known = ", ".join(facts()["torchtitan_models"])
+        known = ", ".join(configured)
         raise InvalidValueError(
             f"torchtitan has no configuration for {laid.model}", f"it has {known}", "Pin another --framework."
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -114,7 +114,10 @@ def layout_of(plan: Plan) -> TrainLayout:
         raise PlanFileError(
             "this plan has no training settings", "it looks like a serving plan", "Solve with --task train."
         )
-    if dep.engine not in facts()["titles"]:
+    if dep.engine == "ddp":  # the same scripts: accelerate's FSDP2 files without sharding are DDP
+        dep = replace(dep, engine="fsdp2")
+        plan = replace(plan, deployment=dep)
+    if dep.train is None or dep.engine not in facts()["titles"]:
         raise InvalidValueError(
             f"there are no training files for {dep.engine!r}", "", f"Frameworks: {', '.join(facts()['titles'])}."
         )
