@@ -95,7 +95,9 @@ PINS: Group = {
         "Pin expert parallelism (serving: 1, or the tensor-parallel degree).", "--expert-parallel", "--ep"
     ),
     "attention_data_parallel": _text(
-        "Pin the attention groups of a replica (1, or the tensor-parallel degree).", "--attention-dp"
+        "Pin the attention groups of a replica (1, or the tensor-parallel degree).",
+        "--attention-data-parallel",
+        "--attention-dp",
     ),
     "data_parallel": _text("Pin the number of replicas (training: of data-parallel ranks).", "--data-parallel", "--dp"),
     "max_model_len": _text("Longest request the engine must accept, in tokens.", "--max-model-len"),

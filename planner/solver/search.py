@@ -76,52 +76,51 @@ def solve_problem(
     status, objective, bound, answer = "UNKNOWN", None, None, None
     steps = objectives if objectives is not None else OBJECTIVES[problem.goal]
     for i, (direction, expression) in enumerate(steps):
-        left = time_limit_s - (time.perf_counter() - start)
-        if left <= 0:
-            status = "FEASIBLE" if answer is not None else "UNKNOWN"
-            break
-        solver.parameters.max_time_in_seconds = left
         target = expression(p)
-        if direction == "min":
-            p.model.minimize(target)
-        else:
-            p.model.maximize(target)
-        code = solver.solve(p.model)
-        if code not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-            if code == cp_model.MODEL_INVALID:
-                raise PlannerError(
-                    "the solver refused the model", p.model.validate()[:160], "Please report this with your command."
-                )
-            if i == 0:
-                status = "INFEASIBLE" if code == cp_model.INFEASIBLE else "UNKNOWN"
-            break
-        answer = _read(p, solver)
+        found = _optimise(p, solver, (direction, target), time_limit_s - (time.perf_counter() - start))
+        if found in ("OPTIMAL", "FEASIBLE"):
+            answer = _read(p, solver)
         if i == 0:
-            status = solver.status_name(code)
-            objective, bound = float(round(solver.objective_value)), float(round(solver.best_objective_bound))
-        elif code != cp_model.OPTIMAL:
-            status = "FEASIBLE"
-        if code != cp_model.OPTIMAL:
+            status = found
+            if answer is not None:
+                objective, bound = float(round(solver.objective_value)), float(round(solver.best_objective_bound))
+        elif found != "OPTIMAL":
+            status = "FEASIBLE"  # the goal itself is proved, a tie-break is not
+        if found != "OPTIMAL":
             break
         if i + 1 < len(steps):
-            p.model.clear_objective()
-            p.model.add(target == round(solver.objective_value))
-            if expression is total_tokens:
-                fix_throughput(p, round(solver.objective_value))
+            _fix(p, expression, target, round(solver.objective_value))
     row, replicas, machines = answer if answer is not None else (None, 0, {})
-    proto = p.model.proto
-    return Answer(
-        status,
-        row,
-        replicas,
-        machines,
-        objective,
-        bound,
-        time.perf_counter() - start,
-        len(proto.variables),
-        p.constraints,
-        tuple(p.named),
-    )
+    wall_s, variables = time.perf_counter() - start, len(p.model.proto.variables)
+    return Answer(status, row, replicas, machines, objective, bound, wall_s, variables, p.constraints, tuple(p.named))
+
+
+def _optimise(p: Programme, solver: Any, objective: tuple[str, Any], left_s: float) -> str:
+    """Status of one objective within the time that is left: OPTIMAL, FEASIBLE, INFEASIBLE or UNKNOWN."""
+    from ortools.sat.python import cp_model
+
+    if left_s <= 0:
+        return "UNKNOWN"
+    solver.parameters.max_time_in_seconds = left_s
+    direction, target = objective
+    if direction == "min":
+        p.model.minimize(target)
+    else:
+        p.model.maximize(target)
+    code = solver.solve(p.model)
+    if code == cp_model.MODEL_INVALID:
+        raise PlannerError(
+            "the solver refused the model", p.model.validate()[:160], "Please report this with your command."
+        )
+    return str(solver.status_name(code))
+
+
+def _fix(p: Programme, expression: Expression, target: Any, value: int) -> None:
+    """Keep an objective at its optimum while the next one is taken."""
+    p.model.clear_objective()
+    p.model.add(target == value)
+    if expression is total_tokens:
+        fix_throughput(p, value)
 
 
 def no_answer_in_time(answer: Answer, time_limit_s: float) -> InputError | None:

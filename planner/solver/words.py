@@ -15,11 +15,12 @@ from planner.models.spec import ModelSpec
 from planner.plan import OfferChoice, Relaxation
 from planner.request import ServeRequest
 from planner.solver.assemble import checkpoint_to_load, parts
+from planner.solver.choices import describe_load
 from planner.solver.explain import Binding
 from planner.solver.problem import TIE_PERCENT, LimitName
 from planner.solver.ranking import Ranking
 from planner.solver.search import Answer
-from planner.solver.study import Study, describe_load
+from planner.solver.study import Study
 from planner.units import GIB, format_duration
 
 if TYPE_CHECKING:
