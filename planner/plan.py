@@ -317,7 +317,12 @@ def load_plan(path: str | Path) -> Plan:
 
     file = Path(path)
     try:
-        raw = file.read_bytes()[: MAX_PLAN_BYTES + 1]
+        if file.exists() and not file.is_file():
+            raise PlanFileError(
+                f"{str(file)!r} is not a regular file", "", "Give a plan.yaml that `planner solve --out DIR` wrote."
+            )
+        with file.open("rb") as stream:
+            raw = stream.read(MAX_PLAN_BYTES + 1)
     except OSError as error:
         raise PlanFileError(
             f"cannot read the plan {str(file)!r}",

@@ -88,7 +88,7 @@ def write_files(plan: Plan, out_dir: Path, *, targets: Sequence[str] = (), force
     """Writes the launch files into out_dir and returns their paths; each file appears whole or not at all.
 
     targets: a selection of TARGETS (empty = all that make sense, and plan.yaml). A file that is there and was not written by us is
-    refused unless force. Raises what render raises, UnknownNameError for a target, InputError when the disk refuses.
+    refused unless force; with no selection, launch files that an earlier plan left there are removed. Raises what render raises, UnknownNameError for a target, InputError when the disk refuses.
     """
     texts = _selected(plan, targets)
     if not targets:
@@ -107,6 +107,8 @@ def write_files(plan: Plan, out_dir: Path, *, targets: Sequence[str] = (), force
             Path(temporary).chmod(0o755 if text.startswith("#!") else 0o644)
         for temporary_path, final in waiting:
             temporary_path.replace(final)
+        if not targets:
+            _remove_stale(out_dir, set(texts))
     except OSError as error:
         raise InputError(
             f"cannot write launch files to {out_dir}", error.strerror or str(error), "Choose another --out."
@@ -133,6 +135,16 @@ def _selected(plan: Plan, targets: Sequence[str]) -> dict[str, str]:
     if chosen & _NEED_SCRIPTS:
         chosen.add(plan.task)
     return {name: text for target in TARGETS if target in chosen for name, text in by_target[target].items()}
+
+
+def _remove_stale(out_dir: Path, written: set[str]) -> None:
+    """Deletes what an earlier plan left in the folder and this one does not write: our header in a regular file."""
+    for path in sorted(out_dir.iterdir()):
+        if path.name in written or path.is_symlink() or not path.is_file():
+            continue
+        with path.open("r", encoding="utf-8", errors="replace") as file:
+            if HEADER in file.read(4000):
+                path.unlink()
 
 
 def _refuse_foreign(path: Path) -> None:

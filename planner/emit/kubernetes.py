@@ -33,6 +33,9 @@ def kubernetes_yaml(layout: Layout, scripts: dict[str, str]) -> str:
     ]
     if layout.gated or layout.checkpoint:
         notes.append("Token for the hub: kubectl create secret generic hf-token --from-literal=token=...")
+    if layout.checkpoint or not layout.plan.model.hf_id:
+        kind = layout.checkpoint or "a checkpoint"
+        notes.append(f"Add MODEL to the container's env before you apply: the hub id of {kind} of this model.")
     if several:
         notes.append("Needs the LeaderWorkerSet controller (sigs.k8s.io/lws) in the cluster.")
     if not verified:

@@ -115,6 +115,8 @@ def parse_json(data: bytes, name: str) -> Any:
 
 def _read(path: Path) -> bytes:
     try:
+        if path.exists() and not path.is_file():
+            raise ModelConfigError(f"{path} is not a regular file", "", "Point to a config.json or its folder.")
         if path.stat().st_size > MAX_CONFIG_BYTES:
             raise ModelConfigError(
                 f"{path} has {path.stat().st_size} bytes",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -31,7 +31,7 @@ from planner.request import ServeRequest, TrainRequest
 from planner.solver.study import Study
 from planner.space.hardware_classes import HardwareClass
 from planner.space.shard import Shard
-from planner.units import GIB
+from planner.units import GIB, format_duration
 
 
 def parts(study: Study, row: int) -> tuple[HardwareClass, Shard, EngineSpec, int]:
@@ -127,7 +127,13 @@ def memory_use(study: Study, row: int) -> MemoryUse:
 
 
 def predicted(study: Study, row: int, replicas: int) -> dict[str, Range]:
-    """Predictions at the planned load, each with its 80% interval. Throughput and capacity are of all replicas."""
+    """Predictions at the planned load, each with its 80% interval. Throughput and capacity are of all replicas.
+
+    TPOT and E2E are never below the time to read the weights once per token. At an open rate, throughput is what is asked for, so it
+    can only fall short, where even the low end of the capacity does not carry the load.
+    """
+    from planner.estimator.time.steps import weight_read_s
+
     _, shard, engine, at = parts(study, row)
     r = take(study.rows, np.array([at]))
     out = float(r.output_tokens_per_s[0]) * replicas
@@ -143,7 +149,38 @@ def predicted(study: Study, row: int, replicas: int) -> dict[str, Range]:
     for name, value in values.items():
         low, high = interval(name, shard.gpu, engine)
         ranges[name] = Range(round(value, 3), round(value * low, 3), round(value * high, 3))
+    floor_ms = weight_read_s(study.model, shard) * 1e3
+    for name, least in (("tpot_ms", floor_ms), ("e2e_ms", floor_ms * study.request.workload.output_tokens)):
+        ranges[name] = replace(ranges[name], low=min(ranges[name].value, max(ranges[name].low, round(least, 3))))
+    if study.request.workload.concurrency is None and study.request.goal != "throughput":
+        carried = ranges["capacity_requests_per_s"].low * study.request.workload.output_tokens
+        for name, most in (("throughput_tokens_per_s", carried), ("tokens_per_s_per_gpu", carried / (replicas * shard.gpus))):
+            value = ranges[name].value
+            ranges[name] = Range(value, round(min(value, most), 3), value)
     return ranges
+
+
+def close_calls(request: ServeRequest, ranges: dict[str, Range]) -> tuple[str, ...]:
+    """Limits that lie inside the 80% interval of what is predicted, and a load above the low end of the capacity."""
+    limits, w = request.limits, request.workload
+    lines = []
+    for name, label, limit in (
+        ("ttft_ms", "TTFT p95", limits.ttft_s),
+        ("tpot_ms", "TPOT", limits.tpot_s),
+        ("e2e_ms", "E2E", limits.e2e_s),
+    ):
+        r = ranges[name]
+        if limit is not None and r.high / 1e3 > limit:
+            lines.append(
+                f"The limit {label} <= {format_duration(limit)} lies inside the 80% interval"
+                f" ({format_duration(r.low / 1e3)} .. {format_duration(r.high / 1e3)}): measure it before you rely on it."
+            )
+    low = ranges["capacity_requests_per_s"].low
+    if request.goal != "throughput" and w.rate_per_s is not None and w.rate_per_s > low:
+        lines.append(
+            f"The load of {w.rate_per_s:g} requests/s is above the low end of the capacity, {low:.3g}: the queue may grow without end."
+        )
+    return tuple(lines)
 
 
 def cost(study: Study, row: int, replicas: int, machines: dict[int, int]) -> Cost:

@@ -144,13 +144,13 @@ def obtainable(model: ModelSpec, pins: Pins, engine: EngineSpec, weights: Precis
     """Can the weights be had in this precision, in a format the engine loads?
 
     As published; made by the engine while it loads 16-bit weights; or as another published checkpoint of the model. A
-    pinned precision, a model without hub id and --unpublished leave finding or making the checkpoint to the user.
+    pinned precision and --unpublished leave finding or making the checkpoint to the user.
     """
     if weights.name == model.native_precision:
         return True
     if not needs_checkpoint:
         return model.native_precision in ("bf16", "fp16", "fp32")
-    if pins.precision is not None or pins.unpublished_checkpoints or not model.hf_id:
+    if pins.precision is not None or pins.unpublished_checkpoints:
         return True
     return checkpoint_for(engine.name, model.hf_id, weights.name) is not None
 

@@ -12,6 +12,9 @@ from planner.solver.ranking import Ranking
 from planner.solver.search import Answer, Objective, solve_problem
 
 
+BOUNDS: tuple[LimitName, ...] = ("budget", "max_gpus", "quota")
+
+
 def feasible_without(problem: Problem, without: frozenset[LimitName], time_limit_s: float) -> bool:
     """True when an answer exists once the limits in `without` are dropped."""
     answer = solve_problem(
@@ -89,12 +92,15 @@ def binding_limits(problem: Problem, ranking: Ranking, winner_key: IntArray) -> 
     """Limits without which a better row would win: rows that rank before the winner and break exactly one limit.
 
     Better means better in the goal itself (cost, latency step or tokens), not in the tie-breaks. VRAM binds in this
-    sense too: a configuration that would win but does not fit.
+    sense too: a configuration that would win but does not fit. Goal throughput takes as many replicas as the limits on
+    money and machines allow, row by row, so that none of those can be dropped alone: they are left out here.
     """
     count = ranking.broken_count
     better = ranking.key[:, 0] < winner_key[0]
     found = []
     for name in ranking.broken:
+        if problem.goal == "throughput" and name in BOUNDS:
+            continue
         rows = ranking.order(better & (count == 1) & (ranking.broken[name] > 0))
         if len(rows):
             found.append(Binding(name, int(rows[0])))

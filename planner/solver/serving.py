@@ -19,6 +19,7 @@ from planner.solver.search import Answer, no_answer_in_time, solve_problem
 from planner.solver.study import Study, make_study
 
 WIDE = 1e9
+NEARLY_AS_FAST, WORTH_SAVING = 1.05, 0.9
 
 
 def solve_serving(request: ServeRequest, model: ModelSpec, catalog: Catalog) -> Plan:
@@ -36,6 +37,7 @@ def solve_serving(request: ServeRequest, model: ModelSpec, catalog: Catalog) -> 
     row = int(keep[answer.row])
     ranking = rank(study.problem)
     deployed = assemble.deployment(study, row, answer.replicas, answer.machines)
+    forecast = assemble.predicted(study, row, answer.replicas)
     won = _key(study.problem, row, answer)
     return Plan(
         schema_version=SCHEMA_VERSION,
@@ -43,14 +45,14 @@ def solve_serving(request: ServeRequest, model: ModelSpec, catalog: Catalog) -> 
         task="serve",
         request=assemble.request_dict(request),
         assumptions=words.assumptions(study, catalog),
-        warnings=words.warnings(study, row, deployed.offers),
+        warnings=(*assemble.close_calls(request, forecast), *words.warnings(study, row, deployed.offers)),
         model=assemble.model_summary(model),
         deployment=deployed,
         memory=assemble.memory_use(study, row),
-        predicted=assemble.predicted(study, row, answer.replicas),
+        predicted=forecast,
         cost=assemble.cost(study, row, answer.replicas, answer.machines),
         solver=report,
-        binding=words.binding(study, ranking, binding_limits(study.problem, ranking, won), row),
+        binding=words.binding(study, ranking, binding_limits(study.problem, ranking, won), row, answer.replicas),
         alternatives=alternatives(study, ranking, row),
         infeasible=None,
         provenance=assemble.provenance(catalog, deployed.offers),
@@ -132,7 +134,11 @@ def alternatives(study: Study, ranking: Ranking, winner: int) -> tuple[Alternati
     provider = np.array([study.offers[o].instance.provider for o in range(len(study.offers))] or ["-"])
     place_provider = {c.place: str(provider[o]) for o, c in enumerate(problem.offers)}
     where = np.array([place_provider.get(int(p), "-") for p in ranking.place])
+    near = (problem.rows.duration_us <= NEARLY_AS_FAST * problem.rows.duration_us[winner]) & (
+        ranking.cost <= WORTH_SAVING * ranking.cost[winner]
+    )
     kinds = [
+        ("nearly as fast, cheaper", feasible & near if problem.goal == "fastest" else np.zeros(len(near), dtype=np.bool_)),
         (
             "cheaper, but just breaks a limit" if problem.goal == "cheapest" else "better, but just breaks a limit",
             nearest,

@@ -16,11 +16,11 @@ from planner.plan import OfferChoice, Relaxation
 from planner.request import ServeRequest
 from planner.solver.assemble import checkpoint_to_load, parts
 from planner.solver.choices import describe_load
-from planner.solver.explain import Binding
+from planner.solver.explain import BOUNDS, Binding
 from planner.solver.problem import TIE_PERCENT, LimitName
 from planner.solver.ranking import Ranking
 from planner.solver.search import Answer
-from planner.solver.study import Study
+from planner.solver.study import MAX_THROUGHPUT_REPLICAS, Study
 from planner.units import GIB, format_duration
 
 if TYPE_CHECKING:
@@ -159,9 +159,17 @@ def _gain(study: Study, ranking: Ranking, row: int, winner: int) -> str:
     return f"{-ranking.key[row, 0] / 1e3:.0f} tokens/s instead of {-ranking.key[winner, 0] / 1e3:.0f}"
 
 
-def binding(study: Study, ranking: Ranking, found: Sequence[Binding], winner: int) -> tuple[str, ...]:
+def binding(
+    study: Study, ranking: Ranking, found: Sequence[Binding], winner: int, replicas: int = 0
+) -> tuple[str, ...]:
     """One line per limit that holds the answer where it is: what would win without it."""
     lines = []
+    if study.problem.goal == "throughput":
+        bounds = [FLAGS[n] for n in BOUNDS if n in study.problem.limits]
+        bounds += ["machines available"] if any(o.limit is not None for o in study.problem.offers) else []
+        lines.append(f"{', '.join(bounds)}: goal throughput takes as many replicas as these allow")
+        if replicas >= MAX_THROUGHPUT_REPLICAS:
+            lines.append(f"no more than {MAX_THROUGHPUT_REPLICAS} replicas are searched")
     for b in found:
         phrase = describe(study, b.row, int(ranking.replicas[b.row]), int(ranking.machines[b.row]))
         lines.append(

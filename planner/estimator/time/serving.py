@@ -114,9 +114,13 @@ class ServingCurves:
 def decode_step_s(
     table: StepTable, timing: EngineTiming, shard: IntArray, engine: IntArray, sequences: FloatArray
 ) -> FloatArray:
-    """Step that decodes `sequences` sequences and prefills nothing; each pipeline stage holds its share of them."""
+    """Step that decodes `sequences` sequences and prefills nothing; each pipeline stage holds its share of them.
+
+    Whatever the engine's fitted efficiency, reading the active weights once is the floor.
+    """
     part = sequences / table.pipeline[shard]
     kernels = (table.tokens_time_s(shard, part) + table.decode_time_s(shard, part)) / timing.decode_efficiency[engine]
+    kernels = np.maximum(kernels, table.floor_s[shard])
     eager = table.kernels[shard] * timing.launch_s[engine] * (1 - timing.graphs[engine])
     return np.asarray(np.maximum(kernels, eager) + timing.step_s[engine] + timing.sequence_s[engine] * sequences)
 

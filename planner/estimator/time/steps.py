@@ -35,6 +35,7 @@ class StepTable:
     cache at the mean context, output head, sampling); prefill_attention_s (S,) per prompt token; kernels (S,) launched a step.
 
     pipeline (S,): stages, each working on its own microbatch of the step. borrowed (S,): surfaces of another GPU.
+    floor_s (S,): weight_read_s, below which no decode step can be.
     """
 
     tokenwise_s: FloatArray
@@ -43,6 +44,7 @@ class StepTable:
     kernels: FloatArray
     pipeline: FloatArray
     borrowed: IntArray
+    floor_s: FloatArray
 
     def tokens_time_s(self, shard: IntArray, tokens: FloatArray) -> FloatArray:
         """Token-wise time of a microbatch of `tokens` tokens on shard rows; linear in tokens between the grid points."""
@@ -90,6 +92,19 @@ def _head_s(model: ModelSpec, cut: Cut, sequences: FloatArray) -> FloatArray:
     )
 
 
+def _weight_read_s(model: ModelSpec, cut: Cut) -> FloatArray:
+    """Least time of a decode step (S,): every active weight read once at the peak bandwidth,
+    (body bytes + head bytes) / (TP x bytes/s), all stages in turn. The head counts 16 bit where the precision leaves it alone."""
+    body = sum(layer.active_params(model.hidden) * n for layer, n in model.layer_groups)
+    head = model.vocab * model.hidden * np.where(cut.dev.quantises_head > 0, cut.dev.weight_bytes, ACTIVATION_BYTES)
+    return np.asarray((body * cut.dev.weight_bytes[:, 0] + head[:, 0]) / (cut.tensor * cut.dev.bandwidth[:, 0]))
+
+
+def weight_read_s(model: ModelSpec, shard: Shard) -> float:
+    """Least time of a decode step of one replica, in s: all active weights once at the peak memory bandwidth."""
+    return float(_weight_read_s(model, _cut(model, [shard], devices([shard])))[0])
+
+
 def step_table(model: ModelSpec, shards: Sequence[Shard], workload: Workload) -> StepTable:
     """Step times of every shard (S of them) for the model at the workload's mean context input + output / 2 tokens.
 
@@ -126,4 +141,5 @@ def step_table(model: ModelSpec, shards: Sequence[Shard], workload: Workload) ->
         kernels=np.full(len(shards), kernels),
         pipeline=stages,
         borrowed=dev.borrowed.astype(np.int64),
+        floor_s=_weight_read_s(model, cut),
     )
