@@ -1,5 +1,5 @@
 """python -m planner."""
 
-from planner.cli.main import main
+from planner.cli.entry import main
 
 main()

@@ -70,4 +70,21 @@ def _load(request: ServeRequest | TrainRequest) -> tuple[Catalog, ModelSpec]:
     from planner.hardware.catalog import load_catalog
     from planner.models import load_model
 
-    return load_catalog(request.hardware.catalog_dirs), load_model(request.model)
+    catalog = load_catalog(request.hardware.catalog_dirs)
+    if request.hardware.catalog_dirs:
+        _check_own(catalog)
+    return catalog, load_model(request.model)
+
+
+def _check_own(catalog: Catalog) -> None:
+    """Faults that the user's folders brought in stop the request; those of the packaged catalog do not."""
+    from planner.clock import today
+    from planner.errors import CatalogError
+    from planner.hardware.catalog import load_catalog
+    from planner.hardware.check import check_catalog
+
+    known = set(check_catalog(load_catalog(), today()).faults)
+    own = [fault for fault in check_catalog(catalog, today()).faults if fault not in known]
+    if own:
+        more = f" (and {len(own) - 1} more: planner catalog check)" if len(own) > 1 else ""
+        raise CatalogError("--catalog has a fault", f"{own[0]}{more}", "Correct the file.")

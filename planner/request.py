@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Literal
 
-from planner.errors import InvalidValueError
+from planner.errors import InvalidValueError, UnknownNameError
 
 Goal = Literal["cheapest", "fastest", "throughput"]
 GOALS: tuple[Goal, ...] = ("cheapest", "fastest", "throughput")
@@ -14,9 +16,23 @@ TIERS = ("on_demand", "spot", "reserved")
 
 
 def _check_positive(value: float | None, what: str, example: str) -> None:
-    if value is not None and (not math.isfinite(value) or value <= 0):
+    if value is not None and (
+        isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value) or value <= 0
+    ):
         raise InvalidValueError(
             f"{what} must be a positive, finite number, not {value!r}", "", f"Write for example {example}."
+        )
+
+
+def _check_name(value: object, kind: str, known: Sequence[str]) -> None:
+    if value not in known:
+        raise UnknownNameError(kind, str(value), known)
+
+
+def _check_kind(value: object, kind: type, what: str) -> None:
+    if not isinstance(value, kind):
+        raise InvalidValueError(
+            f"{what} must be a {kind.__name__}, not {type(value).__name__}", "", "See docs/python-api.md."
         )
 
 
@@ -119,6 +135,18 @@ class ServeRequest:
     seed: int = 0
     task: Literal["serve"] = "serve"
 
+    def __post_init__(self) -> None:
+        _check_kind(self.model, str, "model")
+        _check_name(self.goal, "goal", GOALS)
+        for value, kind in (
+            (self.workload, Workload),
+            (self.limits, Limits),
+            (self.hardware, HardwareFilter),
+            (self.pins, Pins),
+        ):
+            _check_kind(value, kind, kind.__name__.lower())
+        _check_positive(self.time_limit_s, "--time-limit", "--time-limit 30s")
+
 
 TrainMethod = Literal["full", "lora", "qlora"]
 METHODS: tuple[TrainMethod, ...] = ("full", "lora", "qlora")
@@ -150,6 +178,8 @@ class TrainJob:
     chunked_loss: bool = False
 
     def __post_init__(self) -> None:
+        _check_name(self.method, "method", METHODS)
+        _check_name(self.optimizer, "optimizer", OPTIMIZERS)
         _check_positive(self.tokens, "--tokens", "--tokens 1B")
         _check_positive(self.seq_len, "--seq-len", "--seq-len 8192")
         _check_positive(self.batch_tokens_low, "--global-batch", "--global-batch 1M")
@@ -204,3 +234,16 @@ class TrainRequest:
     time_limit_s: float = 30.0
     seed: int = 0
     task: Literal["train"] = "train"
+
+    def __post_init__(self) -> None:
+        _check_kind(self.model, str, "model")
+        _check_name(self.goal, "goal", GOALS)
+        for value, kind in (
+            (self.job, TrainJob),
+            (self.limits, TrainLimits),
+            (self.hardware, HardwareFilter),
+            (self.pins, TrainPins),
+        ):
+            _check_kind(value, kind, kind.__name__.lower())
+        _check_name(self.job.precision, "training precision", TRAIN_PRECISIONS)
+        _check_positive(self.time_limit_s, "--time-limit", "--time-limit 30s")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import io
 import os
 import sys
 from importlib import import_module
@@ -61,6 +62,7 @@ def run(arguments: list[str] | None = None) -> int:
         result: Any = build_app()(args=arguments, standalone_mode=False)
         if result == EXIT_INTERRUPTED:
             return _fail("interrupted; nothing half-written is left", EXIT_INTERRUPTED)
+        sys.stdout.flush()
         return result if isinstance(result, int) else 0
     except PlannerError as error:
         return _fail(str(error), error.exit_code)
@@ -69,6 +71,9 @@ def run(arguments: list[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _fail(f"input or output failed: {error.strerror or type(error).__name__}", EXIT_BAD_INPUT)
     except Exception as error:
         if hasattr(error, "format_message") and hasattr(error, "exit_code"):
             return _fail(f"{error.format_message()} See `planner --help`.", EXIT_BAD_INPUT)
@@ -90,4 +95,7 @@ def _fail(text: str, code: int) -> int:
 def main() -> None:
     """Entry point of the console script. A command lives about a second: collecting cycles would cost a tenth of it."""
     gc.disable()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     sys.exit(run())

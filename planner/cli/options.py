@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -16,6 +15,8 @@ from planner.errors import InvalidValueError, UnknownNameError
 from planner.request import GOALS, TIERS, HardwareFilter, Limits, Pins, ServeRequest, Workload
 from planner.units import parse_count, parse_duration_s, parse_usd_per_hour
 
+MOST = 1_000_000_000
+SMALLEST, LARGEST = 1e-9, 1e18
 Given = dict[str, Any]
 Group = dict[str, tuple[Any, Any]]
 
@@ -77,7 +78,7 @@ HARDWARE: Group = {
     "tier": _many("on_demand (default), spot or reserved (repeatable).", "--tier"),
     "catalog": (
         Annotated[
-            list[Path] | None, typer.Option("--catalog", help="Folder with own machines, prices, quotas (repeatable).")
+            list[str] | None, typer.Option("--catalog", help="Folder with own machines, prices, quotas (repeatable).")
         ],
         None,
     ),
@@ -134,12 +135,19 @@ def whole(text: str | None, flag: str) -> int | None:
     value = parse_count(text, flag)
     if value != int(value):
         raise InvalidValueError(f"{flag} must be a whole number, not {text!r}", "", f"Write for example {flag} 8.")
+    if value > MOST:
+        raise InvalidValueError(f"{flag} {text} is too large", f"at most {MOST:,}", f"Write for example {flag} 8.")
     return int(value)
 
 
 def number(text: str | None, flag: str) -> float | None:
     """A positive number, or None."""
-    return None if text is None else parse_count(text, flag)
+    value = None if text is None else parse_count(text, flag)
+    if value is not None and not SMALLEST <= value <= LARGEST:
+        raise InvalidValueError(
+            f"{flag} {text} is out of range", f"{SMALLEST:g} to {LARGEST:g}", f"Write for example {flag} 1."
+        )
+    return value
 
 
 def percent(text: str, flag: str) -> float:
@@ -170,6 +178,13 @@ def hardware_filter(o: Given) -> HardwareFilter:
                 raise InvalidValueError(
                     f"--on and --{name} exclude each other", "--on names the machines", "Drop one of them."
                 )
+    if o.get("fabric_gbps") and not o.get("on"):
+        raise InvalidValueError(
+            "--fabric-gbps is for own machines", "rented machines have their own fabric", "Add --on or drop it."
+        )
+    for path in o.get("catalog") or ():
+        if not str(path):
+            raise InvalidValueError("--catalog is empty", "", "Name a folder, for example --catalog my_catalog.")
     tiers = tuple(one_of(t.replace("-", "_"), TIERS, "tier") for t in (o.get("tier") or ("on_demand",)))
     return HardwareFilter(
         tuple(o.get("provider") or ()),
@@ -179,7 +194,7 @@ def hardware_filter(o: Given) -> HardwareFilter:
         tiers,
         o.get("on"),
         number(o.get("fabric_gbps"), "--fabric-gbps"),
-        tuple(str(p) for p in (o.get("catalog") or ())),
+        tuple(o.get("catalog") or ()),
     )
 
 

@@ -28,13 +28,18 @@ LENGTHS: Group = {k: opt.LOAD[k] for k in ("input_tokens", "output_tokens")}
 OUTPUT: Group = {
     "time_limit": opt._text("Most time for the proof.", "--time-limit", default="30s"),
     "out": (
-        Annotated[Path | None, typer.Option("--out", "-o", help="Folder for plan.yaml and the launch files.")],
+        Annotated[str | None, typer.Option("--out", "-o", help="Folder for plan.yaml and the launch files.")],
         None,
     ),
     "force": opt._flag("Overwrite files in --out that planner did not write.", "--force"),
 }
 TABLE: Group = {
-    "top": (Annotated[int, typer.Option("--top", help="Show so many rows (0 = all).")], 20),
+    "top": (
+        Annotated[
+            int | None, typer.Option("--top", help="Show so many rows (0 = all; default 20 in a table, else all).")
+        ],
+        None,
+    ),
     "near_misses": opt._flag("Also show types that break exactly one limit.", "--near-misses"),
     "format": opt._text("table, json, csv or markdown.", "--format", default="table"),
 }
@@ -61,12 +66,14 @@ def solve(o: Given) -> int:
     from planner.report import console
 
     request: Any = replace(request_of(o), time_limit_s=opt.duration(o["time_limit"], "--time-limit") or 30.0)
+    if o["out"] == "":
+        raise InvalidValueError("--out is empty", "", "Name a folder, for example --out plan/.")
     plan = solve_request(request)
     written: list[Path] = []
     if o["out"] is not None and plan.deployment is not None:
         from planner.emit import write_files
 
-        written = write_files(plan, o["out"], force=o["force"])
+        written = write_files(plan, Path(o["out"]), force=o["force"])
     console.show_plan(plan, json=o["json"], written=written)
     return EXIT_NO_PLAN if plan.status == "infeasible" else 0
 
@@ -81,11 +88,11 @@ def compare(o: Given) -> int:
     from planner.report import console
 
     shape = "json" if o["json"] else opt.one_of(o["format"], ("table", "json", "csv", "markdown"), "format")
-    top = o["top"]
+    top = o["top"] if o["top"] is not None else 20 if shape == "table" else 0
     if top < 0:
         raise InvalidValueError(f"--top must be 0 or more, not {top}", "", "Write for example --top 20.")
     choices = compare_request(request_of(o), near_misses=o["near_misses"])
-    console.show_choices(choices if top == 0 or shape != "table" else choices[:top], shape, total=len(choices))
+    console.show_choices(choices if top == 0 else choices[:top], shape, total=len(choices))
     return 0 if any(c.fits for c in choices) else EXIT_NO_PLAN
 
 

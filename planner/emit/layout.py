@@ -172,7 +172,25 @@ def layout_of(plan: Plan) -> Layout:
         for text in (offer.provider, offer.instance_type, offer.region, offer.gpu):
             checked_text(text, "a name in the plan's offers")
     checked_text(dep.engine_version, "the plan's engine version")
+    if not re.fullmatch(r"[0-9A-Za-z][0-9A-Za-z.+_-]{0,63}", dep.engine_version):
+        raise PlanFileError(f"{dep.engine_version!r} is not a version of {dep.engine}", "", "Solve again.")
+    _check_serve(dep.serve)
     return _lay_out(plan, dep, dep.serve, spec, support)
+
+
+def _check_serve(serve: ServeSettings) -> None:
+    """Settings that no engine starts with."""
+    for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "attention_data_parallel"):
+        value = getattr(serve, name)
+        if value is None or value < 1:
+            raise PlanFileError(f"{name} of the plan is {value}", "it must be 1 or more", "Solve again.")
+    share = serve.gpu_memory_utilization
+    if share is not None and not 0 < share <= 1:
+        raise PlanFileError(
+            f"gpu_memory_utilization of the plan is {share}",
+            "it must be above 0 and at most 1",
+            "Solve again.",
+        )
 
 
 def _lay_out(plan: Plan, dep: Deployment, serve: ServeSettings, spec: EngineSpec, support: PrecisionSupport) -> Layout:

@@ -249,6 +249,9 @@ def parse_instances(
     return found
 
 
+MOST_USD_PER_HOUR = 1_000_000
+
+
 def parse_prices(
     file: CatalogFile, provider: str, instances: Mapping[tuple[str, str], Instance]
 ) -> dict[PriceKey, Price]:
@@ -264,9 +267,10 @@ def parse_prices(
         key = (provider, name, region, tier)
         if key in found:
             raise row.fail("instance", f"has two {tier} prices in {region}")
-        found[key] = Price(
-            row.number("usd_per_hour"), region, tier, parse_date(row, "observed_on"), row.text("source", file.label)
-        )
+        usd = row.number("usd_per_hour")
+        if usd > MOST_USD_PER_HOUR:
+            raise row.fail("usd_per_hour", f"is above {MOST_USD_PER_HOUR:,} USD, more than any machine costs")
+        found[key] = Price(usd, region, tier, parse_date(row, "observed_on"), row.text("source", file.label))
     return found
 
 

@@ -209,8 +209,7 @@ def show_choices(choices: Sequence[Choice], shape: str, *, total: int) -> None:
     elif shape == "csv":
         import csv
 
-        writer = csv.writer(sys.stdout, lineterminator="\n")
-        writer.writerows([header, *rows])
+        csv.writer(sys.stdout, lineterminator="\n").writerows(_raw_table(choices))
     elif shape == "markdown":
         say(f"| {' | '.join(header)} |")
         say(f"|{'|'.join('---' for _ in header)}|")
@@ -237,6 +236,22 @@ def _choice_table(choices: Sequence[Choice]) -> tuple[list[str], list[list[str]]
     if not any(row[-1] for row in rows):
         header, rows = header[:-1], [row[:-1] for row in rows]
     return header, rows
+
+
+def _raw_table(choices: Sequence[Choice]) -> list[list[object]]:
+    """Header and rows for other programs: plain numbers, the unit in the name of the column."""
+    metrics = list(choices[0].predicted) if choices else []
+    first = ["provider", "instance", "machines", "gpus", "gpu", "usd_per_hour", "usd_total", "engine", "precision"]
+    layout = ["kv_cache_dtype", "tensor_parallel", "pipeline_parallel", "data_parallel"]
+    table: list[list[object]] = [[*first, *layout, *metrics, "fits", "note"]]
+    for c in choices:
+        d = c.deployment
+        machines_taken, gpus = sum(o.count for o in d.offers), sum(o.count * o.gpus_per_instance for o in d.offers)
+        where = [c.provider, c.instance_type, machines_taken, gpus, d.offers[0].gpu, c.cost.usd_per_hour]
+        axes = [d.kv_cache_dtype, d.tensor_parallel, d.pipeline_parallel, d.data_parallel]
+        values = [c.predicted[name].value for name in metrics]
+        table.append([*where, c.cost.usd_total, d.engine, d.precision, *axes, *values, c.fits, c.note])
+    return table
 
 
 SERVE_COLUMNS = ["$/h", "$/M out", "engine", "weights", "KV", "TP", "PP", "DP", "TTFT p95", "TPOT", "E2E", "tok/s"]

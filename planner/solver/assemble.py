@@ -154,7 +154,10 @@ def predicted(study: Study, row: int, replicas: int) -> dict[str, Range]:
         ranges[name] = replace(ranges[name], low=min(ranges[name].value, max(ranges[name].low, round(least, 3))))
     if study.request.workload.concurrency is None and study.request.goal != "throughput":
         carried = ranges["capacity_requests_per_s"].low * study.request.workload.output_tokens
-        for name, most in (("throughput_tokens_per_s", carried), ("tokens_per_s_per_gpu", carried / (replicas * shard.gpus))):
+        for name, most in (
+            ("throughput_tokens_per_s", carried),
+            ("tokens_per_s_per_gpu", carried / (replicas * shard.gpus)),
+        ):
             value = ranges[name].value
             ranges[name] = Range(value, round(min(value, most), 3), value)
     return ranges

@@ -11,7 +11,6 @@ from planner.solver.problem import ALL_LIMITS, ROW_LIMITS, IntArray, LimitName, 
 from planner.solver.ranking import Ranking
 from planner.solver.search import Answer, Objective, solve_problem
 
-
 BOUNDS: tuple[LimitName, ...] = ("budget", "max_gpus", "quota")
 
 

@@ -49,5 +49,5 @@ def highest_load(request: ServeRequest, model: ModelSpec, catalog: Catalog) -> f
         bottom, top = (middle, top) if feasible(middle) else (bottom, middle)
         if top / bottom < 1.02:
             break
-    digits = 10.0 ** (math.floor(math.log10(bottom)) - 1)
+    digits = 10.0 ** (math.floor(math.log10(bottom)) - 2)
     return round(math.floor(bottom / digits) * digits, 9)

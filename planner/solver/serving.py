@@ -138,7 +138,10 @@ def alternatives(study: Study, ranking: Ranking, winner: int) -> tuple[Alternati
         ranking.cost <= WORTH_SAVING * ranking.cost[winner]
     )
     kinds = [
-        ("nearly as fast, cheaper", feasible & near if problem.goal == "fastest" else np.zeros(len(near), dtype=np.bool_)),
+        (
+            "nearly as fast, cheaper",
+            feasible & near if problem.goal == "fastest" else np.zeros(len(near), dtype=np.bool_),
+        ),
         (
             "cheaper, but just breaks a limit" if problem.goal == "cheapest" else "better, but just breaks a limit",
             nearest,

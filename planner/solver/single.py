@@ -45,7 +45,7 @@ def estimate_serving(request: ServeRequest, model: ModelSpec, catalog: Catalog) 
     loose = replace(request, pins=pins, limits=Limits(max_accuracy_loss_percent=100.0))
     study = make_study(loose, model, catalog, near_miss=WIDE)
     if not len(study.problem.rows):
-        raise _nothing(study)
+        raise _does_not_fit(loose, model, catalog) or _nothing(study)
     ranking = rank(study.problem)
     sixteen = np.array([s.kv_dtype.name in ("bf16", "fp16") for s in study.space.shards])[
         np.array([s for s, _ in study.space.pairs], dtype=np.int64)[study.rows.pair[study.placed.row]]
@@ -70,6 +70,25 @@ def estimate_serving(request: ServeRequest, model: ModelSpec, catalog: Catalog) 
         assemble.cost(study, row, replicas, taken),
         words.assumptions(study, catalog),
         words.warnings(study, row, deployed.offers),
+    )
+
+
+def _does_not_fit(request: ServeRequest, model: ModelSpec, catalog: Catalog) -> NoPlanError | None:
+    """The reason when no layout of the pins holds even one request; None when some does, or there is no layout."""
+    pairs, _ = memory_pairs(request, model, catalog)
+    if not len(pairs.shard):
+        return None
+    every = np.arange(len(pairs.shard), dtype=np.int64)
+    m = pairs.memory(every, np.ones(len(every), dtype=np.int64))
+    missing = np.asarray(m.required_bytes - m.capacity_bytes)
+    best = int(missing.argmin())
+    if missing[best] <= 0:
+        return None
+    need, have = float(m.required_bytes[best]) / GIB, float(m.capacity_bytes[best]) / GIB
+    return NoPlanError(
+        "it does not fit",
+        f"one request needs {need:.2f} GiB per GPU, {have:.2f} GiB may be used",
+        "Raise --tp, or take a smaller --precision, shorter lengths or a larger GPU.",
     )
 
 
@@ -102,21 +121,32 @@ class MemoryReport:
     notes: tuple[str, ...]
 
 
-DEFAULT_SEQUENCES = 64
+SEQUENCES = (64, 32, 16, 8, 4, 2, 1)
 
 
 def memory_serving(request: ServeRequest, model: ModelSpec, catalog: Catalog) -> MemoryReport:
     """Memory of the pinned configuration: precision defaults to the checkpoint's, KV cache to 16 bit, degrees to 1.
 
+    Sequences that are not pinned are the most of SEQUENCES that fit.
+
     Errors: InvalidValueError when the engine, the GPU and the precision do not go together.
     """
+    tries = SEQUENCES if request.pins.max_num_seqs is None else (request.pins.max_num_seqs,)
+    for sequences in tries:
+        report = _memory_with(request, model, catalog, sequences)
+        if report.fits:
+            break
+    return report
+
+
+def _memory_with(request: ServeRequest, model: ModelSpec, catalog: Catalog, sequences: int) -> MemoryReport:
     pins = request.pins
     pins = replace(
         pins,
         precision=pins.precision or model.native_precision,
         tensor_parallel=pins.tensor_parallel or 1,
         pipeline_parallel=pins.pipeline_parallel or 1,
-        max_num_seqs=pins.max_num_seqs or DEFAULT_SEQUENCES,
+        max_num_seqs=sequences,
     )
     loose = replace(request, pins=pins, limits=Limits(max_accuracy_loss_percent=100.0))
     pairs, space = memory_pairs(loose, model, catalog)
@@ -130,7 +160,7 @@ def memory_serving(request: ServeRequest, model: ModelSpec, catalog: Catalog) ->
         next((i for i, k in enumerate(kinds) if k in ("bf16", "fp16")), 0) if request.pins.kv_cache_dtype is None else 0
     )
     which = np.array([pick], dtype=np.int64)
-    return _memory_report(pairs, which, model, pins.max_num_seqs or DEFAULT_SEQUENCES)
+    return _memory_report(pairs, which, model, sequences)
 
 
 def _memory_report(pairs: Pairs, which: IntArray, model: ModelSpec, sequences: int) -> MemoryReport:

@@ -6,9 +6,10 @@ estimated; the bound is part of the proof.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -31,6 +32,7 @@ MAX_UTILISATION = 0.9
 MAX_GPUS = 2048
 NEAR_MISS = 1.25
 LONGEST_US = 10**13
+NOT_IN_TIME = "hardware not estimated before the time limit"
 
 
 @dataclass(frozen=True)
@@ -146,11 +148,14 @@ def make_train_study(
     near_miss: float = NEAR_MISS,
     *,
     per_class: bool = False,
+    explain: bool = False,
 ) -> TrainStudy:
     """Estimate hardware in the order of its bound until no other can win; quantise what was estimated.
 
     per_class: find the best of every class instead of the best of all (compare). For `fastest` hardware is kept while
-    its bound is within a tie of the best.
+    its bound is within a tie of the best. Hardware whose turn comes after request.time_limit_s is counted as NOT_IN_TIME.
+    Hardware whose bound breaks the limit on the goal itself (the budget of `cheapest`, the deadline of `fastest`) is left out; to
+    explain why nothing is feasible, what is nearest to that limit is found too.
     """
     if request.goal == "throughput":
         raise InvalidValueError(
@@ -164,18 +169,39 @@ def make_train_study(
     best: dict[int, float] = {}
     seen = 0
     slack = 1 + (TIE_PERCENT / 100 if request.goal == "fastest" else 1e-9)
+    ceiling, judged = _goal_limit(request)
+    judged = judged if explain else request
+    end = time.perf_counter() + request.time_limit_s
     for low, h, machines in placements(request, model, classes):
         group = h if per_class else -1
-        if low > best.get(group, np.inf) * slack:
+        if low > ceiling and not per_class and not explain:
+            pruned["hardware and machine count whose bound breaks the limit on the goal"] += 1
+            continue
+        if low > max(best.get(group, np.inf), ceiling if explain and ceiling < np.inf else 0.0) * slack:
             pruned["hardware and machine count whose bound is above the best answer"] += 1
+            continue
+        if time.perf_counter() > end:
+            pruned[NOT_IN_TIME] += 1
             continue
         block, count = _estimate_block(request, model, (h, classes[h], machines), stacks, near_miss, pruned)
         seen += count
         if block is None:
             continue
         blocks.append(block)
-        best[group] = min(best.get(group, np.inf), _best_value(request, classes[h], block))
+        best[group] = min(best.get(group, np.inf), _best_value(judged, classes[h], block))
     return _quantise(request, model, stacks, classes, blocks, seen, pruned)
+
+
+def _goal_limit(request: TrainRequest) -> tuple[float, TrainRequest]:
+    """The limit in the measure of the goal (infinite when there is none), and the request without it."""
+    limits = request.limits
+    if request.goal == "cheapest":
+        value, rest = limits.budget_usd, replace(limits, budget_usd=None)
+    else:
+        value, rest = limits.deadline_s, replace(limits, deadline_s=None)
+    if value is None:
+        return float("inf"), request
+    return value, replace(request, limits=rest)
 
 
 def _estimate_block(
@@ -198,10 +224,10 @@ def _estimate_block(
     if not near.any():
         return None, illegal + len(rows)
     kept = np.flatnonzero(near)
-    time = training_time(model, request.job, hw, stacks, rows.take(kept))
+    timing = training_time(model, request.job, hw, stacks, rows.take(kept))
     batch = rows.micro_batch_size * rows.data_parallel * rows.gradient_accumulation_steps
-    run_s = run_time_s(run_steps(request.job, batch[kept]), time.step_time_s)
-    block = Block(h, machines, rows.take(kept), take(memory, kept), time, run_s)
+    run_s = run_time_s(run_steps(request.job, batch[kept]), timing.step_time_s)
+    block = Block(h, machines, rows.take(kept), take(memory, kept), timing, run_s)
     front = _front(request, hw, block)
     pruned["dominated by a better layout of the same machines"] += len(block) - len(front)
     return _take_block(block, front), illegal + len(rows)

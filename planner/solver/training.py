@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from planner.errors import NoPlanError
 from planner.estimator.operating_point import IntArray
 from planner.hardware.records import Catalog
 from planner.models.spec import ModelSpec
@@ -19,7 +20,7 @@ from planner.solver.problem import Problem, prune_dominated
 from planner.solver.ranking import Ranking, rank
 from planner.solver.search import Answer, no_answer_in_time, solve_problem
 from planner.solver.serving import in_units
-from planner.solver.train_study import TrainStudy, make_train_study
+from planner.solver.train_study import NOT_IN_TIME, TrainStudy, make_train_study
 
 WIDE = 1e9
 
@@ -34,6 +35,12 @@ def solve_training(request: TrainRequest, model: ModelSpec, catalog: Catalog) ->
     late = no_answer_in_time(answer, request.time_limit_s)
     if late is not None:
         raise late
+    if answer.row is None and NOT_IN_TIME in study.pruned:
+        raise NoPlanError(
+            f"no plan was found within {request.time_limit_s:g} s",
+            f"{study.pruned[NOT_IN_TIME]} choices of machines were not looked at",
+            "Raise --time-limit or narrow the hardware with --gpu or --provider.",
+        )
     if answer.row is None:
         return _no_plan(request, model, catalog, report)
     row = int(keep[answer.row])
@@ -41,7 +48,7 @@ def solve_training(request: TrainRequest, model: ModelSpec, catalog: Catalog) ->
     deployed = train_assemble.deployment(study, row)
     return Plan(
         schema_version=SCHEMA_VERSION,
-        status="optimal" if answer.status == "OPTIMAL" else "feasible",
+        status="optimal" if answer.status == "OPTIMAL" and NOT_IN_TIME not in study.pruned else "feasible",
         task="train",
         request=request_dict(request),
         assumptions=train_words.assumptions(study, row, catalog),
@@ -120,9 +127,16 @@ def alternatives(study: TrainStudy, ranking: Ranking, winner: int) -> tuple[Alte
     return tuple(found)
 
 
+def _partial(study: TrainStudy) -> tuple[str, ...]:
+    missed = study.pruned.get(NOT_IN_TIME, 0)
+    if not missed:
+        return ()
+    return (f"The time limit came first: {missed} choices of machines were left out of this explanation.",)
+
+
 def _no_plan(request: TrainRequest, model: ModelSpec, catalog: Catalog, report: SolverReport) -> Plan:
     """Explain an infeasible request over the widest table: nothing is dropped for being hopeless."""
-    study = make_train_study(request, model, catalog, near_miss=WIDE)
+    study = make_train_study(request, model, catalog, near_miss=WIDE, explain=True)
     problem, keep, _ = pruned(study.problem)
     core = clashing_limits(problem) if len(problem.rows) else ()
     relaxations = []
@@ -136,7 +150,7 @@ def _no_plan(request: TrainRequest, model: ModelSpec, catalog: Catalog, report: 
         status="infeasible",
         task="train",
         request=request_dict(request),
-        assumptions=train_words.assumptions(study, None, catalog),
+        assumptions=(*_partial(study), *train_words.assumptions(study, None, catalog)),
         warnings=(),
         model=model_summary(model),
         deployment=None,

@@ -113,7 +113,11 @@ def warnings(study: Study, row: int, offers: Sequence[OfferChoice]) -> tuple[str
     for link in {shard.tensor_link, shard.pipeline_link}:
         if link is not None and not link.verified:
             lines.append(f"The figures of the link {link.name} are not verified.")
-    if study.model.gated_repo:
+    if any(offer.tier == "spot" for offer in offers):
+        lines.append("Spot machines may be taken away at any time: keep a fallback.")
+    if engine.name == "tensorrt_llm" and study.problem.rows.nodes_per_replica[row] > 1:
+        lines.append("TensorRT-LLM over several machines is an MPI job: only serve.slurm launches it.")
+    if study.model.gated_repo and repo is None:
         lines.append(
             f"{study.model.hf_id} is a gated repository: accept its licence and set HF_TOKEN before you start."
         )
@@ -196,7 +200,7 @@ def why_not(study: Study, ranking: Ranking, row: int, winner: int) -> str:
     if study.problem.goal == "throughput" and ranking.key[row, 0] != ranking.key[winner, 0]:
         return _gain(study, ranking, row, winner)
     if study.problem.goal == "fastest" and ranking.key[row, 0] != ranking.key[winner, 0]:
-        return _gain(study, ranking, row, winner)
+        return f"{_gain(study, ranking, row, winner)}, at ${cost / 1e6:.2f}/h instead of ${best / 1e6:.2f}/h"
     if cost > best:
         more = f" (+{(cost / best - 1) * 100:.0f}%)" if best else ""
         return f"costs ${cost / 1e6:.2f}/h instead of ${best / 1e6:.2f}/h{more}"

@@ -60,7 +60,7 @@ def test_compare_in_every_form(capsys):
     assert len(rows) > 3
     assert costs == sorted(costs)
     table = list(csv.DictReader(io.StringIO(output(capsys, [*arguments, "--format", "csv"]))))
-    assert [float(r["$/h"]) for r in table] == pytest.approx([round(c, 2) for c in costs])
+    assert [float(r["usd_per_hour"]) for r in table] == pytest.approx(costs)
     assert output(capsys, [*arguments, "--format", "markdown"]).count("\n|") >= len(rows)
     assert output(capsys, [*arguments, "--top", "2"]).count("\n") <= 5
 

@@ -100,3 +100,11 @@ def test_nothing_to_launch_raises_and_writes_nothing(tmp_path: Path) -> None:
     with pytest.raises(InvalidValueError, match="does not run"):
         render(plan(precision="bnb-nf4"))
     assert not (tmp_path / "none").exists()
+
+
+def test_files_of_an_earlier_plan_are_removed_and_others_stay(tmp_path: Path) -> None:
+    first, second = GOLDEN["tensorrt-llm-fp8"], GOLDEN["vllm-owned-4090"]
+    write_files(first, tmp_path)
+    (tmp_path / "notes.txt").write_text("mine", "utf-8")
+    written = {p.name for p in write_files(second, tmp_path)}
+    assert {p.name for p in tmp_path.iterdir()} == written | {"notes.txt"}
