@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from planner.validate.dry_model import build, build_config, plain_masks, torch_modules
+from planner.validate.dry_model import build, build_config, plain_masks, recompute, torch_modules
 
 POINTS = (1, 2)
 
@@ -42,10 +42,14 @@ def training_flops(raw: dict[str, Any], layers: int, *, batch: int, tokens: int,
         model = _model(raw, count, 1)
         model.train()
         if checkpointing:
-            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            recompute(model)
         ids = torch.zeros(batch, tokens, dtype=torch.long, device="meta")
+
+        def step() -> None:
+            model(input_ids=ids, labels=ids).loss.backward()
+
         with plain_masks(model):
-            return _counted(lambda: model(input_ids=ids, labels=ids).loss.backward())
+            return _counted(step)
 
     return straight(measure, layers)
 

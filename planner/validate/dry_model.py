@@ -53,7 +53,7 @@ def raw_config(plan: Plan) -> dict[str, Any]:
         raise InvalidValueError(
             f"the dry run does not count models of type {kind!r} yet",
             f"it knows {', '.join(MODEL_TYPES)}",
-            "Take the estimate with its interval, or validate on a device.",
+            "Take the estimate with its interval.",
         )
     return config
 
@@ -74,7 +74,11 @@ def build_config(raw: dict[str, Any], layers: int, ranks: int = 1) -> Any:
     heads, hidden = int(fields["num_attention_heads"]), int(fields["hidden_size"])
     kv = int(fields.get("num_key_value_heads") or heads)
     if heads % ranks or fields["intermediate_size"] % ranks or fields["vocab_size"] % ranks:
-        raise InvalidValueError(f"{heads} heads, feed-forward or vocabulary do not divide by {ranks} ranks")
+        raise InvalidValueError(
+            f"{heads} heads, feed-forward or vocabulary do not divide by {ranks} ranks",
+            "",
+            "Take the estimate with its interval.",
+        )
     fields |= {
         "num_hidden_layers": layers,
         "head_dim": int(fields.get("head_dim") or hidden // heads),
@@ -122,3 +126,12 @@ def build(config: Any, dtype: Any) -> Any:
         return transformers.AutoModelForCausalLM.from_config(config)
     finally:
         torch.set_default_dtype(before)
+
+
+def recompute(model: Any) -> None:
+    """Checkpoint every decoder layer, non-reentrant (activation_checkpointing_* since transformers 5.24)."""
+    options = {"use_reentrant": False}
+    if hasattr(model, "activation_checkpointing_enable"):
+        model.activation_checkpointing_enable(activation_checkpointing_kwargs=options)
+    else:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from planner.engines.training import framework
-from planner.validate.dry_model import DTYPES, build, build_config, plain_masks, torch_modules
+from planner.errors import InvalidValueError
+from planner.validate.dry_model import DTYPES, build, build_config, plain_masks, recompute, torch_modules
 
-WHOLE_LAYERS = 32
-LINE_LAYERS = (16, 32)
+SHARDED_LINE, WHOLE_LINE = (16, 32), (8, 16)
 STATES = {"adamw": ("exp_avg", "exp_avg_sq"), "deepspeed": ("master", "exp_avg", "exp_avg_sq", "gradient_copy")}
 BUCKETS = 2
 
@@ -37,6 +37,11 @@ class Rank:
     pure: bool
     several: bool
 
+    @property
+    def sharded(self) -> bool:
+        """Weights are sharded, so fully_shard is what is counted."""
+        return self.engine == "fsdp2" or (self.engine == "deepspeed" and self.stage == 3)
+
 
 @dataclass(frozen=True)
 class Counted:
@@ -54,9 +59,13 @@ class Counted:
         return self.peak - self.weights - self.optimizer
 
 
-def layers_to_count(layers: int) -> tuple[int, ...]:
-    """Layer counts to run: all of them, or two for a straight line (peak is linear in layers)."""
-    return (layers,) if layers <= WHOLE_LAYERS else LINE_LAYERS
+def layers_to_count(layers: int, rank: Rank) -> tuple[int, ...]:
+    """Layer counts to run: all of them, or two for a straight line (peak is linear in layers).
+
+    Fewer where the tracker walks over every gradient and state of a whole model at each operation.
+    """
+    points = SHARDED_LINE if rank.sharded else WHOLE_LINE
+    return (layers,) if layers <= points[-1] else points
 
 
 def line(points: dict[int, Counted], layers: int) -> Counted:
@@ -86,6 +95,12 @@ def fake_group(world: int) -> Iterator[Any]:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
+    if torch.distributed.is_initialized():
+        raise InvalidValueError(
+            "this process already has a process group",
+            "the dry run needs a fake one",
+            "Run it in a process of its own.",
+        )
     torch.distributed.init_process_group("fake", rank=0, world_size=world, store=FakeStore())
     try:
         yield init_device_mesh("cpu", (world,))
@@ -106,37 +121,36 @@ def _count(raw: dict[str, Any], layers: int, rank: Rank, mesh: Any) -> Counted:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     half = getattr(torch, DTYPES[rank.dtype])
-    sharded = rank.engine == "fsdp2" or (rank.engine == "deepspeed" and rank.stage == 3)
     stored = half if rank.pure or rank.engine == "deepspeed" else torch.float32
     with FakeTensorMode(allow_non_fake_inputs=True):
         model = build(build_config(raw, layers), stored)
         model.train()
         if rank.checkpointing:
-            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        if sharded:
+            recompute(model)
+        if rank.sharded:
             shard(model, mesh, rank, half)
         optimizer = _optimizer(model, rank)
-        tracker = _tracker(model, optimizer, sharded)
+        tracker = _tracker(model, optimizer, rank.sharded)
         kept = _beside(model, rank, half)
         if kept:
             tracker.track_external(*kept)
         tokens = torch.zeros((rank.micro_batch, rank.seq_len), dtype=torch.long)
         autocast = torch.autocast("cpu", dtype=half, enabled=rank.engine == "ddp" and not rank.pure)
         with plain_masks(model), tracker:
-            for _ in range(2):
-                for _ in range(2 if rank.several else 1):
-                    tracker.reset_mod_stats()
-                    with autocast:
-                        loss = model(input_ids=tokens, labels=tokens).loss
-                    loss.backward()
-                    del loss
-                gradients = sum(_held(p.grad) for p in model.parameters()) 
-                gradients += sum(map(_held, kept[:1])) if rank.engine == "deepspeed" else 0.0
-                optimizer.step()
-                optimizer.zero_grad()
+            optimizer.step()
+            for _ in range(2 if rank.several else 1):
+                tracker.reset_mod_stats()
+                with autocast:
+                    loss = model(input_ids=tokens, labels=tokens).loss
+                loss.backward()
+                del loss
+            gradients = sum(_held(p.grad) for p in model.parameters())
+            gradients += sum(map(_held, kept[:1])) if rank.engine == "deepspeed" else 0.0
         weights = sum(_held(p) for p in model.parameters())
         states = sum(_held(v) for state in optimizer.state.values() for v in state.values())
-    peak = {str(k).rpartition(".")[2]: float(v) for d in tracker.get_tracker_snapshot("peak").values() for k, v in d.items()}
+    peak = {
+        str(k).rpartition(".")[2]: float(v) for d in tracker.get_tracker_snapshot("peak").values() for k, v in d.items()
+    }
     return Counted(weights, gradients, states, peak.pop("Total"), {k: v for k, v in peak.items() if v})
 
 
