@@ -35,6 +35,7 @@ def build_app() -> typer.Typer:
     app.command("memory")(serve.memory)
     app.command("emit")(emit.emit)
     app.command("accuracy")(import_module("planner.cli.accuracy").accuracy)
+    app.command("validate")(import_module("planner.cli.validate").validate)
     app.add_typer(catalog.app, name="catalog")
     app.add_typer(model.app, name="model")
     app.callback()(_root)
