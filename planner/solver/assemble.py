@@ -64,8 +64,6 @@ def deployment(study: Study, row: int, replicas: int, machines: dict[int, int]) 
     """What to start, on what. machines: count by offer position."""
     _, shard, engine, at = parts(study, row)
     settings = study.pairs.settings
-    from planner.estimator.memory.rules import memory_rules
-
     return Deployment(
         engine=engine.name,
         engine_version=engine.version,
@@ -82,11 +80,25 @@ def deployment(study: Study, row: int, replicas: int, machines: dict[int, int]) 
             max_num_seqs=int(study.rows.max_num_seqs[at]),
             max_num_batched_tokens=settings.max_num_batched_tokens,
             max_model_len=settings.max_model_len,
-            gpu_memory_utilization=memory_rules(engine.name, engine.version).default_share,
+            gpu_memory_utilization=memory_share(study, row),
             attention_data_parallel=shard.attention_data_parallel,
         ),
         checkpoint=checkpoint_to_load(study.model, engine, shard),
     )
+
+
+def memory_share(study: Study, row: int) -> float:
+    """The share of a GPU's memory that the engine is told to fill, 0..1: its default, or less where activations and graphs, which some
+    engines leave outside that share, would not fit beside it (rounded down to 0.001)."""
+    from planner.estimator.memory.rules import memory_rules
+
+    _, _, engine, at = parts(study, row)
+    rules = memory_rules(engine.name, engine.version)
+    if not rules.activation.outside_budget:
+        return rules.default_share
+    m = study.pairs.memory(np.array([study.rows.pair[at]], dtype=np.int64), study.rows.max_num_seqs[[at]])
+    fits = float(np.asarray(m.budget_bytes / m.usable_bytes).reshape(-1)[0])
+    return min(rules.default_share, int(fits * 1000) / 1000)
 
 
 SIXTEEN_BIT = ("bf16", "fp16", "fp32")

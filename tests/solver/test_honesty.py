@@ -125,3 +125,17 @@ def test_a_fault_in_the_own_catalog_stops_solve(tmp_path) -> None:
     (tmp_path / "prices" / "aws.csv").write_text(f"instance,region,tier,usd_per_hour,observed_on,source\n{row}\n")
     with pytest.raises(CatalogError, match="--catalog has a fault"):
         planner.solve(ServeRequest("8b", hardware=HardwareFilter(catalog_dirs=(str(tmp_path),))))
+
+
+def test_sglang_is_told_a_share_that_leaves_room_for_what_lies_outside_it() -> None:
+    hardware = HardwareFilter(owned="1xrtx-4090")
+    seen = set()
+    for seqs in (16, 1024):
+        pins = Pins(engine="sglang", precision="bf16", max_num_seqs=seqs, max_model_len=2048)
+        plan = planner.estimate(ServeRequest("google/gemma-2-9b-it", hardware=hardware, pins=pins))
+        share = plan.deployment.serve.gpu_memory_utilization
+        outside = plan.memory.activations_gib
+        assert share * plan.memory.gpu_usable_gib + outside <= plan.memory.gpu_usable_gib
+        assert plan.memory.headroom_gib >= 0.019 * plan.memory.gpu_usable_gib
+        seen.add(share)
+    assert min(seen) < 0.88
