@@ -20,6 +20,7 @@ from planner.solver.train_assemble import at, layout
 from planner.solver.train_study import MAX_UTILISATION, TrainStudy
 from planner.solver.words import stale_price
 from planner.space.train_candidates import batch_range
+from planner.space.train_layout import job_problem
 from planner.units import GIB, format_duration
 
 FLAGS: dict[LimitName, str] = {
@@ -193,9 +194,18 @@ def core(study: TrainStudy, names: Sequence[LimitName]) -> tuple[str, ...]:
 
 
 def nothing_at_all(study: TrainStudy) -> tuple[str, ...]:
-    """Why there is no configuration whatever the limits."""
-    reasons = sorted(study.pruned.items(), key=lambda kv: -kv[1])
-    return tuple(f"{reason} ({count}x)" for reason, count in reasons[:5]) or ("no machine matches the request",)
+    """Why there is no configuration whatever the limits: frameworks that cannot do the job at all, then what was left out."""
+    request = study.request
+    found: dict[str, None] = {}
+    for stack in study.frameworks:
+        if request.pins.framework not in (None, stack.name):
+            continue
+        problems = [job_problem(study.model, request.job, stack, hw.gpu) for hw in study.classes]
+        if problems and all(problems):
+            found[str(problems[0])] = None
+    reasons = sorted(((r, n) for r, n in study.pruned.items() if n), key=lambda kv: -kv[1])
+    lines = (*found, *(f"{reason} ({count}x)" for reason, count in reasons[:5]))
+    return lines or ("no machine matches the request",)
 
 
 def relaxation(study: TrainStudy, name: LimitName, row: int, answer: Answer) -> Relaxation:

@@ -139,3 +139,14 @@ def test_sglang_is_told_a_share_that_leaves_room_for_what_lies_outside_it() -> N
         assert plan.memory.headroom_gib >= 0.019 * plan.memory.gpu_usable_gib
         seen.add(share)
     assert min(seen) < 0.88
+
+
+def test_a_framework_that_cannot_train_the_model_is_named() -> None:
+    from planner.request import TrainPins
+
+    hardware = HardwareFilter(owned="8xa100-sxm-80")
+    job = TrainJob(tokens=1e8, seq_len=2048)
+    plan = planner.solve(TrainRequest("opt-175b", job=job, hardware=hardware, pins=TrainPins(framework="torchtitan")))
+    assert plan.infeasible is not None
+    assert "torchtitan" in plan.infeasible.core[0]
+    assert not any("(0x)" in line for line in plan.infeasible.core)
