@@ -7,14 +7,16 @@ from typing import Annotated
 
 import typer
 
+from planner.errors import InvalidValueError
+
 
 def emit(
     plan_file: Annotated[
         Path, typer.Argument(metavar="PLAN", help="plan.yaml or plan.json, as written by `planner solve --out`.")
     ],
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder for the files; made when missing.")] = Path(
-        "launch"
-    ),
+    out: Annotated[
+        str, typer.Option("--out", metavar="DIR", help="Folder for the files; made when missing.")
+    ] = "launch",
     target: Annotated[
         list[str] | None,
         typer.Option(
@@ -30,5 +32,7 @@ def emit(
     from planner.emit import write_files
     from planner.plan import load_plan
 
-    paths = [str(path) for path in write_files(load_plan(plan_file), out, targets=target or (), force=force)]
+    if not out:
+        raise InvalidValueError("--out is empty", "", "Name a folder, for example --out launch/.")
+    paths = [str(path) for path in write_files(load_plan(plan_file), Path(out), targets=target or (), force=force)]
     typer.echo(json.dumps({"files": paths}, indent=2) if as_json else "\n".join(paths))

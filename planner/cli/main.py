@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import io
 import os
@@ -70,11 +71,17 @@ def run(arguments: list[str] | None = None) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return _fail("interrupted; nothing half-written is left", EXIT_INTERRUPTED)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return 0
+    except SystemExit as stop:
+        _drop_output()  # click ends this way, with 1, when nobody reads the output any more
+        return stop.code if isinstance(stop.code, int) and stop.code != EXIT_FAULT else 0
     except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return _fail(f"input or output failed: {error.strerror or type(error).__name__}", EXIT_BAD_INPUT)
+        _drop_output()
+        return _fail(
+            f"input or output failed: {error.strerror or type(error).__name__}. Check the disk and where the output goes.",
+            EXIT_BAD_INPUT,
+        )
     except Exception as error:
         if hasattr(error, "format_message") and hasattr(error, "exit_code"):
             return _fail(f"{error.format_message()} See `planner --help`.", EXIT_BAD_INPUT)
@@ -84,6 +91,12 @@ def run(arguments: list[str] | None = None) -> int:
             f"a fault of planner itself: {type(error).__name__}: {error}. Set PLANNER_TRACEBACK=1 to see where, and please report it with your command.",
             EXIT_FAULT,
         )
+
+
+def _drop_output() -> None:
+    """What is still buffered goes nowhere: nobody reads it, or the disk is full."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _fail(text: str, code: int) -> int:
@@ -96,6 +109,9 @@ def _fail(text: str, code: int) -> int:
 def main() -> None:
     """Entry point of the console script. A command lives about a second: collecting cycles would cost a tenth of it."""
     gc.disable()
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 (open until the process ends)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")

@@ -88,6 +88,8 @@ def _tokens(o: Given, seq_len: int) -> float:
             raise InvalidValueError(
                 "give either --tokens or --samples", "both say how long the run is", "Drop one of them."
             )
+        if o.get("epochs") is not None:
+            raise InvalidValueError("--epochs goes with --samples", "--tokens is the whole run", "Drop one of them.")
         return parse_count(o["tokens"], "--tokens")
     if o.get("samples") is None:
         raise InvalidValueError(

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from planner.errors import InvalidValueError, UnknownNameError
+from planner.errors import InvalidValueError, PlanFileError, UnknownNameError
 
 LEVELS = ("dry",)
 PATIENCE_S = 2.0
@@ -24,7 +24,7 @@ def validate(
         str, typer.Option("--level", help="dry: count the real model on fake tensors, without hardware.")
     ] = "dry",
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE", help="Write a copy of the plan with its validation.")
+        str | None, typer.Option("--out", metavar="FILE", help="Write a copy of the plan with its validation.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -40,11 +40,19 @@ def validate(
 
     if level not in LEVELS:
         raise UnknownNameError("level of validation", level, LEVELS)
+    if out == "":
+        raise InvalidValueError("--out is empty", "", "Name a file, for example --out checked.yaml.")
     plan = load_plan(plan_file)
     with _patience(f"planner: counting {plan.model.name} on fake tensors; a large model takes up to a minute"):
-        found = dry_run(plan)
+        try:
+            found = dry_run(plan)
+        except (ArithmeticError, RuntimeError, ValueError, LookupError, TypeError) as error:
+            reason = (str(error).splitlines() or [type(error).__name__])[0][:120]
+            raise PlanFileError(
+                "the plan cannot be counted", f"it has a value that no run can have ({reason})", "Solve again."
+            ) from error
     if out is not None:
-        _write(replace(plan, validation=found.validation()), out)
+        _write(replace(plan, validation=found.validation()), Path(out))
     rows: list[dict[str, Any]] = [
         {"part": p.name, "unit": p.unit, "predicted": p.predicted, "counted": p.counted, "error_percent": p.error_percent,
          "judged": p.judged}

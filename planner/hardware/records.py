@@ -54,6 +54,11 @@ class Gpu:
     def __hash__(self) -> int:
         return hash(self.name)
 
+    def computes(self, dtype: str) -> bool:
+        """True when it has a dense peak for the dtype; bf16 and fp16 stand for each other."""
+        names = ("bf16", "fp16") if dtype in ("bf16", "fp16") else (dtype,)
+        return any(self.peak_tflops.get(name) for name in names)
+
 
 @dataclass(frozen=True)
 class Link:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
@@ -16,6 +17,7 @@ from planner.models.lookup import all_names, find, find_repackaged
 from planner.models.spec import LatentAttention, ModelSpec
 
 MAX_CONFIG_BYTES = 32 * 2**20
+_HUB_ID = re.compile(r"(?!.*(?:--|\.\.))[A-Za-z0-9][A-Za-z0-9_.-]{0,95}/[A-Za-z0-9_][A-Za-z0-9_.-]{0,94}[A-Za-z0-9_]")
 _LOCAL = "A local config.json or model folder works too: --model path/to/config.json"
 
 
@@ -36,7 +38,7 @@ def load_model(ref: str, *, revision: str | None = None, token: str | None = Non
         found = _from_registry(text)
         if found is not None:
             return found
-    if "/" in text and not offline and text.count("/") == 1:
+    if _HUB_ID.fullmatch(text) and not offline:
         from planner.models.hub import from_hub
 
         return from_hub(text, revision, token)

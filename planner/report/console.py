@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -27,7 +28,9 @@ def say(text: str) -> None:
 
 def complain(text: str) -> None:
     """One line to stderr."""
-    sys.stderr.write(f"planner: {text}\n")
+    with contextlib.suppress(OSError, ValueError):
+        sys.stderr.write(f"planner: {text}\n")
+        sys.stderr.flush()
 
 
 def say_json(value: Any) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from planner.estimator.cost.training import run_cost_usd, run_steps
-from planner.estimator.intervals import training_interval
+from planner.estimator.intervals import INVERSE, training_interval
 from planner.estimator.memory.training import stage_layers_for
 from planner.plan import Cost, Deployment, MemoryUse, Range, TrainSettings
 from planner.request import OFFLOADS
 from planner.solver.assemble import offer_choice
-from planner.solver.train_study import Block, TrainStudy
+from planner.solver.train_study import MAX_UTILISATION, Block, TrainStudy
 from planner.space.train_rows import TrainRows
 from planner.units import GIB
 
@@ -98,7 +98,7 @@ def memory_use(study: TrainStudy, row: int) -> MemoryUse:
 
 
 def predicted(study: TrainStudy, row: int) -> dict[str, Range]:
-    """Predictions of the run, each with its 80% interval."""
+    """Predictions of the run, each with its 80% interval, cut where it would need more than MAX_UTILISATION of the peak."""
     block, i = at(study, row)
     hw = study.classes[block.hardware]
     values = {
@@ -109,9 +109,11 @@ def predicted(study: TrainStudy, row: int) -> dict[str, Range]:
         "total_time_h": float(block.run_s[i]) / 3600,
     }
     ranges = {}
+    headroom = max(1.0, MAX_UTILISATION / values["mfu"]) if values["mfu"] > 0 else float("inf")
     for name, value in values.items():
         low, high = training_interval(name, hw.gpu, study.model.is_moe)
-        ranges[name] = Range(round(value, 5), round(value * low, 5), round(value * high, 5))
+        low, high = (low, min(high, headroom)) if name in INVERSE else (max(low, 1 / headroom), high)
+        ranges[name] = Range(*(round(value * factor, 9) for factor in (1.0, low, high)))
     return ranges
 
 

@@ -93,7 +93,9 @@ def runnable(engine: EngineSpec, hw: HardwareClass, axes: Axes) -> list[Method]:
     found = []
     for precision in axes.precisions:
         support = engine.support(precision.name, hw.gpu)
-        if support is None or not axes.obtainable(engine, precision, support.needs_checkpoint):
+        if support is None or not hw.gpu.computes(precision.compute_dtype):
+            continue
+        if not axes.obtainable(engine, precision, support.needs_checkpoint):
             continue
         for kv in axes.kv_dtypes:
             if not engine.supports_kv(kv.name, hw.gpu):

@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -164,3 +166,20 @@ def test_a_full_or_forbidden_disk_is_one_line(capsys, tmp_path):
     assert code == 2
     assert err.count("\n") == 1
     assert os.listdir(tmp_path) == ["file"]
+
+
+@pytest.mark.parametrize("shell", ["| head -1", ">&-", "2>&- >&-"])
+def test_output_that_nobody_reads_is_no_fault(shell: str) -> None:
+    command = f"set -o pipefail; {sys.executable} -m planner solve --model 8b --on 1xh100-sxm {shell}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("name", ["; rm -rf /", "org/", "org/na me", "[red]x[/red]", "a--b/c..d", "org/" + 97 * "x"])
+def test_what_cannot_be_a_hub_id_is_an_unknown_model(name: str) -> None:
+    command = [sys.executable, "-m", "planner", "solve", "--model", name]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "unknown model" in done.stderr

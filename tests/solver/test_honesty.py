@@ -150,3 +150,26 @@ def test_a_framework_that_cannot_train_the_model_is_named() -> None:
     assert plan.infeasible is not None
     assert "torchtitan" in plan.infeasible.core[0]
     assert not any("(0x)" in line for line in plan.infeasible.core)
+
+
+def test_an_own_gpu_without_fp8_is_planned_in_what_it_has(tmp_path) -> None:
+    from planner.hardware.catalog import load_catalog as load
+
+    h100 = load().gpus["h100-sxm"]
+    text = (
+        "my-card:\n  vendor: nvidia\n  architecture: hopper\n  compute_capability: 9.0\n  memory_gb: 80\n  usable_gib: 79.18\n"
+        "  bandwidth_gb_per_s: 3350\n  pcie_gen: 5\n  peak_tflops: {fp32: 67, bf16: 989}\n"
+        f"  default_link: {h100.default_link.name if hasattr(h100.default_link, 'name') else h100.default_link}\n  source: own\n"
+    )
+    (tmp_path / "gpus.yaml").write_text(text)
+    hardware = HardwareFilter(owned="1xmy-card", catalog_dirs=(str(tmp_path),))
+    plan = planner.solve(ServeRequest("8b", hardware=hardware))
+    assert plan.deployment is not None
+    assert plan.deployment.precision != "fp8"
+
+
+def test_training_ranges_stay_below_the_peak() -> None:
+    job = TrainJob(tokens=1e8, seq_len=4096)
+    plan = planner.solve(TrainRequest("8b", job=job, hardware=HardwareFilter(owned="8xh100-sxm")))
+    assert plan.predicted["mfu"].high <= max(0.9, plan.predicted["mfu"].value) + 1e-6
+    assert plan.predicted["step_time_s"].low <= plan.predicted["step_time_s"].value
