@@ -86,3 +86,11 @@ def format_duration(seconds: float) -> str:
     if seconds < 7200:
         return f"{seconds / 60:.1f} min"
     return f"{seconds / 3600:.1f} h"
+
+
+def format_against(seconds: float, limit_s: float) -> str:
+    """`value against limit`, the value with more digits where rounding would make the two look equal: 200.31 ms against 200 ms."""
+    value, limit = format_duration(seconds), format_duration(limit_s)
+    if value == limit and seconds != limit_s:
+        value = f"{seconds * 1e3:.2f} ms" if seconds < 1.0 else f"{seconds:.4f} s"
+    return f"{value} against {limit}"

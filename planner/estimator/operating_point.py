@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from planner.engines.records import EngineSpec
 from planner.errors import PlannerError
 from planner.estimator.memory.serving import MemoryTable, ServingMemory, ServingRows, table_memory
-from planner.estimator.time.serving import LoadRows, ServingCurves, ServingTime, serving_curves, time_under_load
+from planner.estimator.time.curves import ServingCurves
+from planner.estimator.time.serving import LoadRows, ServingTime, row_curves, time_under_load
 from planner.estimator.time.steps import StepTable
 from planner.models.spec import ModelSpec
 from planner.request import Limits, Workload
@@ -94,8 +95,10 @@ class Pairs:
     def timed(self, which: IntArray, shards: Sequence[Shard], shard: IntArray, table: StepTable) -> Pairs:
         """The same pairs with the curves of the pairs `which`; shards and shard: those of the step table."""
         pairs = replace(self, shards=shards, shard=shard)
-        rows = pairs._load_rows(which, np.zeros(len(which)), None, None)
-        curves = serving_curves(table, self.engines, rows, self.workload)
+        none = np.zeros(len(which))
+        by_users = self.workload.concurrency is not None
+        rows = pairs._load_rows(which, None if by_users else none, none if by_users else None, None)
+        curves = row_curves(table, self.engines, rows, self.workload)
         curve_of = np.zeros(len(shard), dtype=np.int64)
         curve_of[which] = curves.row
         return replace(pairs, curves=curves, curve_of=curve_of)

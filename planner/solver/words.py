@@ -21,7 +21,7 @@ from planner.solver.problem import TIE_PERCENT, LimitName
 from planner.solver.ranking import Ranking
 from planner.solver.search import Answer
 from planner.solver.study import MAX_THROUGHPUT_REPLICAS, Study
-from planner.units import GIB, format_duration
+from planner.units import GIB, format_against, format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -140,7 +140,7 @@ def _amount(study: Study, name: LimitName, row: int, ranking: Ranking) -> str:
         at = int(study.placed.row[row])
         return f"{study.rows.required_bytes[at] / GIB:.1f} GiB against {study.rows.capacity_bytes[at] / GIB:.1f} GiB per GPU"
     if name in TIMES:
-        return f"{TIMES[name]} {format_duration(int(rows.metrics[name][row]) / 1e6)} against {format_duration(limit / 1e6)}"
+        return f"{TIMES[name]} {format_against(int(rows.metrics[name][row]) / 1e6, limit / 1e6)}"
     if name == "max_accuracy_loss":
         return f"expected accuracy loss {rows.metrics[name][row] / 1e4:.2f}% against {limit / 1e4:.2f}%"
     if name == "budget":

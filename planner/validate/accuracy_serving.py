@@ -15,16 +15,10 @@ import numpy as np
 
 from planner.engines.records import EngineSpec
 from planner.errors import PlannerError
+from planner.estimator.time.engine_steps import batch_prefill_s, decode_step_s, mixed_extra_s
 from planner.estimator.time.engine_time import EngineTiming, engine_timing
 from planner.estimator.time.queueing import wave_wait_s
-from planner.estimator.time.serving import (
-    LoadRows,
-    ServingTime,
-    batch_prefill_s,
-    decode_step_s,
-    mixed_extra_s,
-    serving_time,
-)
+from planner.estimator.time.serving import LoadRows, ServingTime, serving_time
 from planner.estimator.time.steps import StepTable, step_table
 from planner.estimator.time.surfaces import FloatArray, IntArray, surface_of
 from planner.estimator.uncertainty import ranges
@@ -145,7 +139,7 @@ def _rows(batch: _Batch, index: IntArray, caps: FloatArray | None, **load: Float
         budget,
         None if caps is None else np.maximum(caps, 1).astype(np.int64),
     )
-    return serving_time(batch.cases[0].model, batch.table, batch.engines, rows, batch.workload)
+    return serving_time(batch.table, batch.engines, rows, batch.workload)
 
 
 def _closed(batch: _Batch, index: IntArray) -> FloatArray:

@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from planner.estimator.time.engine_steps import decode_step_s, mixed_extra_s
 from planner.estimator.time.engine_time import engine_timing
-from planner.estimator.time.serving import LoadRows, decode_step_s, mixed_extra_s, serving_time
+from planner.estimator.time.serving import LoadRows, serving_time
 from planner.estimator.time.steps import step_table
 from planner.request import Workload
 from tests.time.facts import (
@@ -42,7 +43,7 @@ def run(rate=None, users=None, *, shards=0, engines=0, budget=8192, slots=None, 
     rows = LoadRows(
         full(shards), full(engines), load(rate), load(users), full(budget), None if slots is None else full(slots)
     )
-    return serving_time(LLAMA31_70B, table, ENGINES, rows, work)
+    return serving_time(table, ENGINES, rows, work)
 
 
 @given(st.integers(0, 3), st.integers(0, 2), st.sampled_from([512, 2048, 8192]), st.sampled_from([None, 8, 100, 1024]))
@@ -130,7 +131,7 @@ def test_every_kind_of_model_is_timed():
     shards = [shard(RTX4090, INT4), shard(H100, BF16)]
     for model in (LLAMA_8B, MIXTRAL):
         rows = LoadRows(np.arange(2), np.zeros(2, int), np.full(2, 0.01), None, np.full(2, 2048))
-        found = serving_time(model, step_table(model, shards, WORK), [VLLM], rows, WORK)
+        found = serving_time(step_table(model, shards, WORK), [VLLM], rows, WORK)
         assert np.all(found.stable)
         assert found.tpot_s[0] > found.tpot_s[1] / 4
 
@@ -178,6 +179,66 @@ def test_closed_loop_against_simulation(users):
     found = run(users=users, table=table)
     assert found.ttft_mean_s[0] - timing.request_s[0] == pytest.approx(seen.ttft_s[keep].mean(), rel=0.25)
     assert found.tpot_s[0] == pytest.approx(seen.tpot_s[keep].mean(), rel=0.08)
+
+
+# Long prompts against short and long answers, prompts of just a step, one-token answers: where the queue has edges.
+EDGES = [
+    (130_000, 1, 8192),
+    (130_000, 1000, 8192),
+    (32_000, 500, 2048),
+    (8192, 512, 8192),
+    (8192, 1, 8192),
+    (1024, 1, 8192),
+]
+
+
+@pytest.mark.parametrize(("tokens", "output", "budget"), EDGES)
+@pytest.mark.parametrize("share", [0.02, 0.3, 0.6])
+def test_open_loop_at_the_edges(tokens, output, budget, share):
+    work = Workload(tokens, output)
+    table, timing, step = des_step(work)
+    rate = share * run(1e-9, budget=budget, table=table, work=work).max_rate_per_s[0]
+    arrivals = np.cumsum(np.random.default_rng(1).exponential(1 / rate, 900))
+    seen = simulate(step, arrivals, [tokens] * 900, [output] * 900, budget)
+    keep = slice(150, 750)
+    found = run(rate, budget=budget, table=table, work=work)
+    request = timing.request_s[0]
+    assert found.ttft_mean_s[0] - request == pytest.approx(seen.ttft_s[keep].mean(), rel=0.30)
+    assert found.ttft_p95_s[0] - request == pytest.approx(np.quantile(seen.ttft_s[keep], 0.95), rel=0.36)
+    if output > 1 and (
+        share < 0.6 or tokens < 100_000
+    ):  # beyond, one prompt of 130k stalls others for half a minute: -40%
+        assert found.tpot_s[0] == pytest.approx(seen.tpot_s[keep].mean(), rel=0.35)
+
+
+@pytest.mark.parametrize(("tokens", "output", "budget"), EDGES)
+@pytest.mark.parametrize("users", [1, 2, 16, 200])
+def test_closed_loop_at_the_edges(tokens, output, budget, users):
+    table, timing, step = des_step(Workload(tokens, output))
+    count = max(6 * users, 40)
+    outputs = np.maximum(np.random.default_rng(1).integers(max(1, output // 2), output + output // 2 + 1, count), 1)
+    seen = simulate(step, None, [tokens] * count, list(outputs), budget, users=users)
+    keep = slice(2 * users, count - users)
+    found = run(users=users, budget=budget, table=table, work=Workload(tokens, round(float(outputs.mean()))))
+    assert found.ttft_mean_s[0] - timing.request_s[0] == pytest.approx(seen.ttft_s[keep].mean(), rel=0.30)
+    if output > 1:
+        assert found.tpot_s[0] == pytest.approx(seen.tpot_s[keep].mean(), rel=0.30)
+
+
+def test_one_user_waits_for_nobody_however_long_the_answer():
+    ttft = {}
+    for output in (1, 16, 1000):
+        work = Workload(130_000, output)
+        ttft[output] = run(users=1, table=step_table(LLAMA31_70B, SHARDS, work), work=work).ttft_mean_s[0]
+    assert ttft[1] == pytest.approx(ttft[1000], rel=0.01)
+    assert ttft[1] == pytest.approx(ttft[16], rel=0.01)
+
+
+def test_no_more_than_the_capacity_leaves():
+    users = np.array([4096.0, 20000.0])
+    found = run(users=users, slots=64)
+    assert found.output_tokens_per_s / WORK.output_tokens == pytest.approx(found.max_rate_per_s, rel=1e-3)
+    assert found.e2e_s * found.max_rate_per_s == pytest.approx(users, rel=1e-2)
 
 
 def test_one_token_answers_are_bound_by_prefill_alone():

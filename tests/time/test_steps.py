@@ -1,8 +1,9 @@
 import numpy as np
 import pytest
 
+from planner.estimator.time.engine_steps import decode_step_s
 from planner.estimator.time.engine_time import engine_timing
-from planner.estimator.time.serving import LoadRows, decode_step_s, serving_time
+from planner.estimator.time.serving import LoadRows, serving_time
 from planner.estimator.time.steps import step_table
 from planner.request import Workload
 from tests.time.facts import (
@@ -50,7 +51,7 @@ def test_tensor_parallel_on_pcie_stops_paying_at_four(gpu, link, measured):
     table = step_table(LLAMA31_70B, [shard(gpu, BF16, tp, link=link) for tp in (4, 8)], work)
     slots = np.array([230, 680])  # KV cache beside 141 GB of weights on 4 and 8 cards of 80 GB, whole answers set aside
     rows = LoadRows(np.arange(2), np.zeros(2, int), None, slots.astype(float), np.full(2, 8192), slots)
-    found = serving_time(LLAMA31_70B, table, [engine("tensorrt_llm", version="2024")], rows, work).max_rate_per_s * 1000
+    found = serving_time(table, [engine("tensorrt_llm", version="2024")], rows, work).max_rate_per_s * 1000
     assert found == pytest.approx([measured[4], measured[8]], rel=0.2)
     assert found[1] / found[0] == pytest.approx(measured[8] / measured[4], rel=0.2)
 
@@ -77,7 +78,7 @@ def test_pipeline_stages_share_a_batch():
     assert step_ms(LLAMA31_70B, four) == pytest.approx(step_ms(LLAMA31_70B, one), rel=0.1)  # a token passes every stage
     table = step_table(LLAMA31_70B, [one, four], WORK)
     rows = LoadRows(np.arange(2), np.zeros(2, int), np.full(2, 0.1), None, np.full(2, 8192))
-    capacity = serving_time(LLAMA31_70B, table, [VLLM], rows, WORK).max_rate_per_s
+    capacity = serving_time(table, [VLLM], rows, WORK).max_rate_per_s
     assert 2.5 < capacity[1] / capacity[0] <= 4.2
 
 

@@ -22,51 +22,103 @@ def excess_wait_s(utilisation: FloatArray, service_s: FloatArray) -> FloatArray:
 
 @dataclass(frozen=True)
 class Prefill:
-    """Prefill seen as a queue, arrays of one shape: decode step d, mean step E = TPOT, cost of a prompt to the others dP, a prompt's
-    own prefill, probability that the engine is at work, load of a prefill that fills every step, that full step, and a prompt's
-    share of the tokens a step takes (above 1: longer than a step)."""
+    """Prefill seen as a queue, arrays of one shape: decode step d, cost of a prompt to the decoders dP, a prompt's own prefill, a step
+    full of prompt tokens T, time S of such steps a prompt takes, its share of the tokens of one (above 1: longer than a step).
+    steps: K = output tokens - 1."""
 
     step_s: FloatArray
-    mean_step_s: FloatArray
     cost_s: FloatArray
     own_s: FloatArray
-    busy: FloatArray
-    load: FloatArray
     full_step_s: FloatArray
+    service_s: FloatArray
     share: FloatArray
+    steps: float
+
+    def long(self) -> FloatArray:
+        """Weight 0..1 of "prompts follow one another" against "prompts share a step": the squared share of a step."""
+        return np.asarray(np.minimum(self.share, 1.0) ** 2)
 
 
-def prefill_wait_s(x: Prefill) -> tuple[FloatArray, FloatArray]:
+@dataclass(frozen=True)
+class Load:
+    """What an arriving prompt finds: rate of prompts per s, mean step E, probability that the engine is at work, share of time that
+    prompts are being prefilled (rate S, at most 1)."""
+
+    rate_per_s: FloatArray
+    mean_step_s: FloatArray
+    busy: FloatArray
+    used: FloatArray
+
+
+def second_moment_s2(x: Prefill, load: Load) -> FloatArray:
+    """E[C^2] of steps C' = d + dP Poisson(rate C), a gated queue: (d^2 + (2 d + dP) rho E) / (1 - rho^2), rho = 1 - d / E."""
+    rho = np.clip(1 - x.step_s / load.mean_step_s, 0.0, 1 - 1e-9)
+    return np.asarray((x.step_s**2 + (2 * x.step_s + x.cost_s) * rho * load.mean_step_s) / (1 - rho**2))
+
+
+def prefill_wait_s(x: Prefill, load: Load) -> tuple[FloatArray, FloatArray]:
     """Mean and 95th percentile of the wait of a prompt under Poisson arrivals, beyond its own prefill.
 
-    Short prompts: steps form a gated queue, C' = d + dP Poisson(rate C), with rho = rate dP = 1 - d / E:
-        E2 = E[C^2] = (d^2 + (2 d + dP) rho E) / (1 - rho^2);  wait = E2 / E (1/2 + rho)  (rest of the step, then co-arrivals),
-    plus the M/D/1 excess of full steps, in proportion to a prompt's share of one. Long prompts: M/D/1 with the own prefill as service.
+    Short prompts: steps form a gated queue, wait = E[C^2] / E (1/2 + rho) (rest of the step, then co-arrivals), plus the M/D/1
+    excess of full steps, in proportion to a prompt's share of one. Long prompts: M/D/1 with the own prefill as service.
     """
-    rho = np.clip(1 - x.step_s / x.mean_step_s, 0.0, 1 - 1e-9)
-    second = (x.step_s**2 + (2 * x.step_s + x.cost_s) * rho * x.mean_step_s) / (1 - rho**2)
-    biased = second / x.mean_step_s
-    crowd = excess_wait_s(x.load, x.full_step_s) * np.minimum(x.share, 1.0)
-    short = x.busy * biased / 2 + rho * biased + crowd
-    sigma = np.sqrt(np.maximum(second - x.mean_step_s**2, 0.0))
-    short_high = (QUANTILE * x.busy + rho) * (biased + 2 * sigma) + tail_s(crowd, x.load)
-    queue = excess_wait_s(x.load, x.own_s)
-    rest = (1 - x.load) * x.busy * x.step_s / 2 + x.load * x.own_s / 2
-    long_high = QUANTILE * np.where(x.load > 1 - QUANTILE, x.own_s, x.busy * x.step_s) + tail_s(queue, x.load)
+    rho = np.clip(1 - x.step_s / load.mean_step_s, 0.0, 1 - 1e-9)
+    second = second_moment_s2(x, load)
+    biased = second / load.mean_step_s
+    crowd = excess_wait_s(load.used, x.full_step_s) * np.minimum(x.share, 1.0)
+    short = load.busy * biased / 2 + rho * biased + crowd
+    sigma = np.sqrt(np.maximum(second - load.mean_step_s**2, 0.0))
+    short_high = (QUANTILE * load.busy + rho) * (biased + 2 * sigma) + tail_s(crowd, load.used)
+    queue = excess_wait_s(load.used, x.own_s)
+    rest = (1 - load.used) * load.busy * x.step_s / 2 + load.used * x.own_s / 2
+    in_service = x.own_s * np.maximum(
+        1 - (1 - QUANTILE) / np.maximum(load.used, 1e-9), 0.0
+    )  # uniform, with probability `used`
+    long_high = np.maximum(in_service, QUANTILE * load.busy * x.step_s) + tail_s(queue, load.used)
     mean = np.where(x.share > 1, rest + queue, short)
     return np.asarray(mean), np.asarray(np.maximum(np.where(x.share > 1, long_high, short_high), mean))
 
 
-def closed_wait_s(x: Prefill) -> FloatArray:
-    """Mean wait of a prompt when a fixed number of users send the next one after each answer.
+def answer_step_s(x: Prefill, load: Load) -> FloatArray:
+    """Mean step an answer sees (its TPOT) under Poisson arrivals, from the step after its own prefill on.
 
-    A prompt arrives when a step ends, so little of the running step is left (a quarter on average, for the client's delay);
-    rho E is the work of others that finished with it. Long prompts: M/D/1 held to a load of 0.85, as the queue is finite.
+    Prompts that share a step: C' = d + dP Poisson(rate C) forgets its past as rho^k, so after the own step C0 = d + dP + rho E[C^2]/E
+        TPOT = E + (C0 - E) rho (1 - rho^K) / ((1 - rho) K)
+    Prompts longer than a step: runs of full steps T and of decode steps d take turns. Another prompt follows the own one with
+    probability u = used, then a run lasts (1 + u / (2 (1 - u))) / (1 - u) prompts (M/D/1 after a departure); pi = share of steps in runs:
+        TPOT = d + (T - d) (pi + (u - pi) (1 - exp(-c K)) / (c K)),   c = T / (S run) + rate d
     """
-    rho = np.clip(1 - x.step_s / x.mean_step_s, 0.0, 1 - 1e-9)
-    short = x.mean_step_s * (x.busy / 4 + rho)
-    load = np.minimum(x.load, 0.85)
-    return np.asarray(np.where(x.share > 1, load * x.own_s / 2 + excess_wait_s(load, x.own_s), short))
+    k = x.steps
+    rho = np.clip(1 - x.step_s / load.mean_step_s, 0.0, 1 - 1e-6)
+    after = x.step_s + x.cost_s + rho * second_moment_s2(x, load) / load.mean_step_s
+    shared = load.mean_step_s + (after - load.mean_step_s) * rho * (1 - rho**k) / ((1 - rho) * k)
+    used = np.clip(load.used, 1e-9, 1 - 1e-6)
+    run = (1 + used / (2 * (1 - used))) / (1 - used)
+    forget = (x.full_step_s / (x.service_s * run) + load.rate_per_s * x.step_s) * k
+    stationary = used * x.step_s / (used * x.step_s + (1 - used) * x.full_step_s)
+    mixed = stationary + (used - stationary) * -np.expm1(-forget) / forget
+    chunked = x.step_s + (x.full_step_s - x.step_s) * mixed
+    weight = x.long()
+    return np.asarray((1 - weight) * np.maximum(shared, load.mean_step_s) + weight * chunked)
+
+
+def closed_wait_s(x: Prefill, load: Load, sequences: FloatArray, others: FloatArray) -> FloatArray:
+    """Mean wait of a prompt beyond its own prefill when a fixed number of users send the next one after each answer.
+
+    Answers end, and prompts arrive, N / K per step however long the step takes. So a prompt finds the engine in prefill with
+    probability u = share N / K, the share of steps that are mixed, not the share of time. Long prompts: a closed queue of U users,
+    Q = (sqrt(N^2 + 4 u N / (1 - u)) - N) / 2 of them in prefill, (U - 1) / U of them seen by the next (Schweitzer), half as
+    much waiting as exponential services: S (Q / u - 1) / 2. Short prompts: a quarter of the running step, as a prompt comes when
+    a step ends, and the prompts that came with it, rho E. others = (U - 1) / U: one user alone waits for nobody.
+    Sources: P. Schweitzer, Approximate analysis of multiclass closed networks of queues (1979); M. Reiser, S. Lavenberg, JACM 27 (1980).
+    """
+    u = np.clip(load.used, 1e-9, 1 - 1e-4)
+    inside = (np.sqrt(sequences**2 + 4 * u * sequences / (1 - u)) - sequences) / 2
+    long = x.service_s * np.maximum(inside / u - 1, 0.0) / 2
+    rho = np.clip(1 - x.step_s / load.mean_step_s, 0.0, 1 - 1e-9)
+    short = load.mean_step_s * (load.busy / 4 * others + rho)
+    weight = x.long()
+    return np.asarray((1 - weight) * short + weight * long)
 
 
 def slot_wait_s(utilisation: FloatArray, slots: FloatArray, stay_s: FloatArray) -> FloatArray:
