@@ -26,7 +26,7 @@ def accuracy(
 
     Reads CSV files of measurements (columns metric, value and what was run), predicts every row from its own columns,
     writes DIR/memory.csv, DIR/serving.csv, DIR/training.csv with predicted, low, high, error_percent and skipped, and
-    prints rows, coverage, errors and bias per metric and class.
+    prints rows, coverage, errors and bias per metric and class, and how good a choice among measured alternatives would have been.
     Example: planner accuracy --memory memory_measured.csv --out accuracy
     """
     from planner.report.accuracy import print_scores, print_scores_json
@@ -40,11 +40,11 @@ def accuracy(
         )
     results = {}
     for task, path in files.items():
-        scores, rows = run(task, path, out)
-        facts = [{**asdict(s), "coverage": s.coverage} for s in scores]
-        results[task] = (facts, reasons(rows), str(out / f"{task}.csv"))
+        found = run(task, path, out)
+        facts = [{**asdict(s), "coverage": s.coverage} for s in found.scores]
+        results[task] = (facts, [asdict(c) for c in found.choices], reasons(found.written), str(out / f"{task}.csv"))
     if as_json:
         print_scores_json({**results})
         return
-    for task, (facts, why, where) in results.items():
-        print_scores(task, facts, why, where)
+    for task, (facts, choices, why, where) in results.items():
+        print_scores(task, facts, choices, (why, where))

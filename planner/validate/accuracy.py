@@ -18,9 +18,10 @@ from statistics import fmean, median
 from types import ModuleType
 
 from planner.errors import InvalidValueError, MissingExtraError, PlannerError
+from planner.validate.choice import ChoiceScore, choice_scores
 from planner.validate.prediction import Prediction
+from planner.validate.rows import Row, measured, read_rows
 
-Row = dict[str, str]
 TASKS = ("memory", "serving", "training")
 ADDED = ("predicted", "low", "high", "error_percent", "skipped")
 _CLASS_COLUMNS = {
@@ -28,7 +29,6 @@ _CLASS_COLUMNS = {
     "serving": ("load_kind", "gpu"),
     "training": ("task", "gpu"),
 }
-_MAX_ROWS = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -64,37 +64,6 @@ def module_of(task: str) -> ModuleType:
         raise MissingExtraError(str(error.name), "dev", f"replaying {task} rows") from None
 
 
-def read_rows(path: Path) -> list[Row]:
-    """Rows of a CSV file; InvalidValueError in one line when it is none."""
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as stream:
-            rows = list(csv.DictReader(stream, strict=True))
-    except OSError as error:
-        raise InvalidValueError(f"{path} cannot be read", error.strerror or "", "Check the path.") from None
-    except (csv.Error, UnicodeDecodeError) as error:
-        raise InvalidValueError(
-            f"{path} is not a CSV file", str(error)[:80], "Give a file with a header line."
-        ) from None
-    if not rows or len(rows) > _MAX_ROWS:
-        raise InvalidValueError(f"{path} has {len(rows)} rows", f"1 to {_MAX_ROWS} are read", "Check the file.")
-    lacking = [c for c in ("metric", "value") if c not in rows[0]]
-    if lacking:
-        raise InvalidValueError(f"{path} has no column {', '.join(lacking)}", "", "See docs for the columns.")
-    for number, row in enumerate(rows, 2):
-        if None in row or None in row.values():
-            raise InvalidValueError(f"{path} line {number} has not as many fields as the header", "", "Mend the line.")
-    return rows
-
-
-def measured(row: Row) -> float | None:
-    """The measured number of a row; None when it holds a word (an outcome)."""
-    try:
-        value = float(row["value"])
-    except ValueError:
-        return None
-    return value if math.isfinite(value) else None
-
-
 def error_percent(row: Row, prediction: Prediction) -> float | None:
     """(predicted - measured) / |measured| in percent; None without both or when the measured value is 0."""
     value = measured(row)
@@ -103,8 +72,17 @@ def error_percent(row: Row, prediction: Prediction) -> float | None:
     return (prediction.predicted - value) / abs(value) * 100
 
 
-def run(task: str, path: Path, out: Path) -> tuple[list[Score], list[Row]]:
-    """Replays a file, writes out/<task>.csv whole or not at all; (scores, rows as written)."""
+@dataclass(frozen=True)
+class Replay:
+    """What a replayed file gave: scores, choices among alternatives, rows as written."""
+
+    scores: list[Score]
+    choices: list[ChoiceScore]
+    written: list[Row]
+
+
+def run(task: str, path: Path, out: Path) -> Replay:
+    """Replays a file, writes out/<task>.csv whole or not at all."""
     rows = read_rows(path)
     module = module_of(task)
     predictions = module.replay(rows)
@@ -113,7 +91,9 @@ def run(task: str, path: Path, out: Path) -> tuple[list[Score], list[Row]]:
     written = [_joined(row, prediction) for row, prediction in zip(rows, predictions, strict=True)]
     _write(out / f"{task}.csv", [*(c for c in rows[0] if c not in ADDED), *ADDED], written)
     derived = module.derived(rows, predictions) if hasattr(module, "derived") else []
-    return scores(task, rows, predictions) + derived_scores(derived), written
+    return Replay(
+        scores(task, rows, predictions) + derived_scores(derived), choice_scores(task, rows, predictions), written
+    )
 
 
 def _joined(row: Row, prediction: Prediction) -> Row:

@@ -150,7 +150,8 @@ def write(path, rows):
 
 def test_the_output_holds_every_row_with_its_own_columns(tmp_path):
     rows = [row(), row("kv_gib", "58.11"), row("outcome", "oom")]
-    scores, written = accuracy.run("memory", write(tmp_path / "in.csv", rows), tmp_path / "out")
+    found = accuracy.run("memory", write(tmp_path / "in.csv", rows), tmp_path / "out")
+    scores, written = found.scores, found.written
     with (tmp_path / "out" / "memory.csv").open() as stream:
         back = list(csv.DictReader(stream))
     assert [{c: r[c] for c in COLUMNS} for r in back] == rows
