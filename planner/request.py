@@ -121,9 +121,16 @@ class Pins:
     attention_data_parallel: int | None = None
 
 
+Risk = Literal["high", "low"]
+RISKS: tuple[Risk, ...] = ("high", "low")
+
+
 @dataclass(frozen=True)
 class ServeRequest:
-    """A serving problem: find the deployment of `model` that is best for `goal` and keeps all `limits`."""
+    """A serving problem: find the deployment of `model` that is best for `goal` and keeps all `limits`.
+
+    risk: what limits are held against: "high" the prediction itself, "low" the bad end of its 80% range, so that about nine in ten hold.
+    """
 
     model: str
     goal: Goal = "cheapest"
@@ -133,11 +140,13 @@ class ServeRequest:
     pins: Pins = field(default_factory=Pins)
     time_limit_s: float = 30.0
     seed: int = 0
+    risk: Risk = "high"
     task: Literal["serve"] = "serve"
 
     def __post_init__(self) -> None:
         _check_kind(self.model, str, "model")
         _check_name(self.goal, "goal", GOALS)
+        _check_name(self.risk, "risk", RISKS)
         for value, kind in (
             (self.workload, Workload),
             (self.limits, Limits),

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from planner.errors import InvalidValueError, UnknownNameError
-from planner.request import GOALS, TIERS, HardwareFilter, Limits, Pins, ServeRequest, Workload
+from planner.request import GOALS, RISKS, TIERS, HardwareFilter, Limits, Pins, ServeRequest, Workload
 from planner.units import parse_count, parse_duration_s, parse_usd_per_hour
 
 MOST = 1_000_000_000
@@ -49,6 +49,11 @@ GOAL: Group = {
         "--goal",
         "-g",
         default="cheapest",
+    ),
+    "risk": _text(
+        "high: limits are held against the prediction itself; low: against the bad end of its 80% range.",
+        "--risk",
+        default="high",
     ),
 }
 LOAD: Group = {
@@ -245,6 +250,7 @@ def serve_request(o: Given) -> ServeRequest:
             whole(o.get("expert_parallel"), "--expert-parallel"),
             whole(o.get("attention_data_parallel"), "--attention-data-parallel"),
         ),
+        risk=one_of(o.get("risk") or "high", RISKS, "risk"),  # type: ignore[arg-type]
     )
 
 

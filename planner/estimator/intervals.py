@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
 from planner.engines.records import EngineSpec
-from planner.estimator.time.surfaces import surface_of
+from planner.estimator.time.surfaces import FloatArray, surface_of
 from planner.estimator.uncertainty import ranges, training_ranges
 from planner.hardware.records import Gpu
 
@@ -21,6 +26,30 @@ def interval(metric: str, gpu: Gpu, engine: EngineSpec | str) -> tuple[float, fl
     """(low, high) factors around a prediction, by metric, engine, and whether the GPU's kernels are its own or borrowed."""
     gpu_class = "borrowed" if surface_of(gpu).borrowed else "measured"
     return ranges(MEASURED_AS[metric], gpu_class, engine if isinstance(engine, str) else engine.name)
+
+
+@dataclass(frozen=True)
+class Margins:
+    """Factors (P,) that turn predictions of P (shard, engine) pairs into the bad end of their range: times up, capacity down."""
+
+    ttft: FloatArray
+    tpot: FloatArray
+    e2e: FloatArray
+    capacity: FloatArray
+
+
+def margins(pairs: Iterable[tuple[Gpu, EngineSpec]]) -> Margins:
+    """The bad ends of the 80% ranges: about nine in ten measured values are no worse."""
+    known: dict[tuple[str, str], tuple[float, float, float, float]] = {}
+    rows = []
+    for gpu, engine in pairs:
+        key = (gpu.name, engine.name)
+        if key not in known:
+            ttft, tpot, e2e = (interval(name, gpu, engine)[1] for name in ("ttft_ms", "tpot_ms", "e2e_ms"))
+            known[key] = (ttft, tpot, e2e, interval("capacity_requests_per_s", gpu, engine)[0])
+        rows.append(known[key])
+    table = np.array(rows, dtype=float).reshape(-1, 4)
+    return Margins(table[:, 0], table[:, 1], table[:, 2], table[:, 3])
 
 
 INVERSE = ("throughput_tokens_per_s", "tokens_per_s_per_gpu", "mfu")

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from planner.engines.records import EngineSpec
 from planner.errors import PlannerError
+from planner.estimator.intervals import Margins
 from planner.estimator.memory.serving import MemoryTable, ServingMemory, ServingRows, table_memory
 from planner.estimator.time.curves import ServingCurves
 from planner.estimator.time.serving import LoadRows, ServingTime, row_curves, time_under_load
@@ -58,6 +59,24 @@ class Pairs:
     memory_table: MemoryTable | None
     curves: ServingCurves | None
     curve_of: IntArray | None
+    margins: Margins | None = None
+
+    def judged(self, which: IntArray, time: ServingTime) -> ServingTime:
+        """What limits are held against: the time itself, or the bad end of its range where the pairs carry margins."""
+        m = self.margins
+        if m is None:
+            return time
+        capacity = time.max_rate_per_s * m.capacity[which]
+        return replace(
+            time,
+            ttft_p95_s=time.ttft_p95_s * m.ttft[which],
+            tpot_s=time.tpot_s * m.tpot[which],
+            e2e_s=time.e2e_s * m.e2e[which],
+            max_rate_per_s=capacity,
+            stable=time.stable & (time.utilisation <= m.capacity[which])
+            if self.workload.concurrency is None
+            else time.stable,
+        )
 
     def memory(self, which: IntArray, max_num_seqs: IntArray) -> ServingMemory:
         """Memory of the pairs `which` with so many sequences in each attention group."""
@@ -154,7 +173,7 @@ def fewest_replicas_for_load(pairs: Pairs, which: IntArray, cap: IntArray) -> In
     else:
         idle = pairs.time(which, np.full(len(which), total_load(pairs.workload) * IDLE_FRACTION), cap)
         with np.errstate(divide="ignore"):
-            need = np.ceil(total_load(pairs.workload) / (MAX_LOAD * idle.max_rate_per_s))
+            need = np.ceil(total_load(pairs.workload) / (MAX_LOAD * pairs.judged(which, idle).max_rate_per_s))
     bounded = np.clip(np.nan_to_num(need, nan=MAX_REPLICAS + 1, posinf=MAX_REPLICAS + 1), 1, MAX_REPLICAS + 1)
     return np.asarray(bounded, dtype=np.int64)
 
@@ -164,17 +183,22 @@ def fewest_replicas_within_limits(
 ) -> IntArray:
     """The fewest replicas (>= at_least) that keep every latency limit; MAX_REPLICAS + 1 where no number does."""
     result = np.full(len(which), MAX_REPLICAS + 1, dtype=np.int64)
-    ok = keeps_limits(pairs.time(which, load_per_replica(pairs.workload, at_least), cap), limits)
+
+    def good(where: IntArray, replicas: IntArray, slots: IntArray) -> BoolArray:
+        time = pairs.time(where, load_per_replica(pairs.workload, replicas), slots)
+        return keeps_limits(pairs.judged(where, time), limits)
+
+    ok = good(which, at_least, cap)
     result[ok] = at_least[ok]
     rest = np.flatnonzero(~ok & (at_least < MAX_REPLICAS))
     if not len(rest):
         return result
     most = np.full(len(rest), MAX_REPLICAS, dtype=np.int64)
-    rest = rest[keeps_limits(pairs.time(which[rest], load_per_replica(pairs.workload, most), cap[rest]), limits)]
+    rest = rest[good(which[rest], most, cap[rest])]
     low, high = at_least[rest].copy(), np.full(len(rest), MAX_REPLICAS, dtype=np.int64)
     while np.any(high - low > 1):
         middle = (low + high) // 2
-        ok = keeps_limits(pairs.time(which[rest], load_per_replica(pairs.workload, middle), cap[rest]), limits)
+        ok = good(which[rest], middle, cap[rest])
         high, low = np.where(ok, middle, high), np.where(ok, low, middle)
     result[rest] = high
     return result

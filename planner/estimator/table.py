@@ -141,7 +141,7 @@ def rows_at_saturation(pairs: Pairs, alive: IntArray, limits: Limits) -> PairRow
         if len(here):
             seqs = np.full(len(here), users, dtype=np.int64)
             time = pairs.time(here, (seqs * pairs.groups[here]).astype(np.float64), seqs)
-            kept = keeps_limits(time, limits)
+            kept = keeps_limits(pairs.judged(here, time), limits)
             made.append((here, seqs, time.output_tokens_per_s, kept))
     if not made:
         return empty_rows()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from planner.errors import InvalidValueError
+from planner.estimator.intervals import margins
 from planner.estimator.operating_point import FloatArray, IntArray, Pairs, Settings, take
 from planner.estimator.table import NEAR_MISS, PairRows, hopeless, rows_at_saturation, rows_for_load
 from planner.hardware.records import Catalog, Offer
@@ -143,8 +144,22 @@ def _pairs(model: ModelSpec, space: Space, settings: Settings, request: ServeReq
         workload = Workload(workload.input_tokens, workload.output_tokens, None, 1)
     groups = np.array([s.attention_data_parallel for s in space.shards], dtype=np.int64)[index[:, 0]]
     table = memory_table(model, space.shards, space.engines, space.pairs) if len(index) else None
+    bad_ends = (
+        margins((space.shards[s].gpu, space.engines[e]) for s, e in space.pairs) if request.risk == "low" else None
+    )
     return Pairs(
-        model, space.shards, space.engines, index[:, 0], index[:, 1], settings, workload, groups, table, None, None
+        model,
+        space.shards,
+        space.engines,
+        index[:, 0],
+        index[:, 1],
+        settings,
+        workload,
+        groups,
+        table,
+        None,
+        None,
+        bad_ends,
     )
 
 
@@ -217,6 +232,14 @@ def integer_rows(study: Study) -> Rows:
     shard_of = np.array([s for s, _ in space.pairs], dtype=np.int64)
     loss = study.accuracy_loss_percent[shard_of[rows.pair]] if len(at.row) else np.zeros(0)
     e2e = _microseconds(rows.e2e_s)
+    m = study.pairs.margins
+    ttft, tpot, whole, tokens = (
+        (1.0, 1.0, 1.0, 1.0)
+        if m is None
+        else (m.ttft[rows.pair], m.tpot[rows.pair], m.e2e[rows.pair], m.capacity[rows.pair])
+    )
+    if study.request.goal != "throughput":
+        tokens = 1.0  # the load is given: it is carried or not
     return Rows(
         hardware=space.candidate_hardware[at.candidate],
         replicas=rows.replicas,
@@ -226,12 +249,12 @@ def integer_rows(study: Study) -> Rows:
         gpus_per_replica=shapes[:, 2],
         duration_us=e2e,
         duration_bucket=duration_bucket(e2e),
-        tokens_milli_per_s=np.floor(rows.output_tokens_per_s * 1e3).astype(np.int64),
+        tokens_milli_per_s=np.floor(rows.output_tokens_per_s * tokens * 1e3).astype(np.int64),
         metrics={
             "vram": np.ceil((rows.required_bytes - rows.capacity_bytes) / 1024).astype(np.int64),
-            "ttft": _microseconds(rows.ttft_p95_s),
-            "tpot": _microseconds(rows.tpot_s),
-            "e2e": e2e,
+            "ttft": _microseconds(rows.ttft_p95_s * ttft),
+            "tpot": _microseconds(rows.tpot_s * tpot),
+            "e2e": _microseconds(rows.e2e_s * whole),
             "max_accuracy_loss": np.rint(loss * 1e4).astype(np.int64),
         },
     )

@@ -59,6 +59,10 @@ def assumptions(study: Study, catalog: Catalog) -> tuple[str, ...]:
         lines.append(
             f"--latency {format_duration(request.limits.ttft_s)} is read as time to first token, 95th percentile, under that load."
         )
+    if request.risk == "low":
+        lines.append(
+            "--risk low: limits are held against the bad end of the 80% range of each prediction, so that about nine in ten hold."
+        )
     s = study.pairs.settings
     lines.append(
         f"The engine accepts requests of up to {s.max_model_len} tokens and batches up to {s.max_num_batched_tokens} tokens a step."
@@ -140,7 +144,8 @@ def _amount(study: Study, name: LimitName, row: int, ranking: Ranking) -> str:
         at = int(study.placed.row[row])
         return f"{study.rows.required_bytes[at] / GIB:.1f} GiB against {study.rows.capacity_bytes[at] / GIB:.1f} GiB per GPU"
     if name in TIMES:
-        return f"{TIMES[name]} {format_against(int(rows.metrics[name][row]) / 1e6, limit / 1e6)}"
+        worst = " at the bad end of its range" if study.request.risk == "low" else ""
+        return f"{TIMES[name]} {format_against(int(rows.metrics[name][row]) / 1e6, limit / 1e6)}{worst}"
     if name == "max_accuracy_loss":
         return f"expected accuracy loss {rows.metrics[name][row] / 1e4:.2f}% against {limit / 1e4:.2f}%"
     if name == "budget":

@@ -95,7 +95,7 @@ def choice_scores(task: str, rows: Sequence[Row], predictions: Sequence[Predicti
         value = measured(row)
         if task not in SAME or row["metric"] not in CHOICES or not value or value <= 0 or not prediction.predicted:
             continue
-        key = tuple(row.get(c, "") for c in SAME[task]) + (_origin(row),)
+        key = (*(row.get(c, "") for c in SAME[task]), _origin(row))
         setting = tuple(row.get(c, "") for c in CHOSEN[task])
         groups.setdefault(key, {}).setdefault(setting, []).append((value, prediction.predicted))
     found: dict[str, list[tuple[int, float, float, float | None]]] = {}
