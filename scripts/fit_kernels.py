@@ -46,9 +46,10 @@ AXES = {
     "decode_attention": {"sequences_x_kv_heads": [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048],
                          "context": [128, 512, 1024, 2048, 4096, 8192, 16384, 32768]},
     "prefill_attention": {"sequences_x_heads": [4, 8, 16, 32, 64, 128, 256], "tokens": [128, 256, 512, 1024, 2048, 4096, 8192, 16384]},
-    "moe": {"touched_mb": [8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096], "tokens_per_expert": [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048]},
 }  # fmt: skip
-SPREAD: dict = {}  # error of the folded expert surface on every measured shape, by dtype
+EXPERT_AXES = {"width": [128, 512, 2048, 8192], "touched_mb": [8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096],
+               "tokens_per_expert": [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048]}  # fmt: skip
+FAMILIES = ("vllm", "sglang", "trtllm")  # whose expert kernels were measured: they differ by up to a factor of two
 BYTES = {"bf16": 2.0, "fp8": 1.0, "fp8_block": 1.0, "fp4": 0.5625, "mxfp4": 0.53125, "int4": 0.5625}
 
 ACTIVATION_BYTES = {"bf16": 2.0, "fp8": 1.0, "fp8_block": 1.0, "fp4": 0.5625, "mxfp4": 2.0, "int4": 2.0}
@@ -124,50 +125,90 @@ def prefill_points(package: str, system: str, peak: dict[str, float]) -> dict:
     return found
 
 
-def moe_points(package: str, system: str, peak: dict[str, float]) -> dict:
-    """Both axes are folded out of six: weight bytes of the experts touched, and tokens on each of them.
+def expert_shapes(package: str, system: str, peak: dict[str, float]) -> list[tuple[tuple, float, tuple]]:
+    """((family, dtype, width, touched MB, tokens per expert), efficiency, model shape) of every measured shape, the fastest version and
+    activation type of each family.
 
-    A cell holds the 85th percentile: many shapes were measured with kernels nobody had tuned for them, and engines ship
-    tuned ones for the models in use. Routing is the skewed kind (power law, exponents 1.01 and 1.2), counted by the uniform formula as moe_s does.
+
+    Routing is the skewed kind (power law, exponents 1.01 and 1.2), counted by the uniform formula as moe_s does. Measurements with
+    expert parallelism are left out: they time the busiest rank of that skew, and moe_s has its imbalance apart.
     """
     best: dict = {}
     for path, d in tables(package, system, "moe", "moe_perf.parquet"):
+        family, version = path.split("/")[-3:-1]
         for dt, m, h, inter, top, experts, tp, ep, dist, ms in zip(
             d["moe_dtype"], d["num_tokens"], d["hidden_size"], d["inter_size"], d["topk"], d["num_experts"], d["moe_tp_size"],
             d["moe_ep_size"], d["distribution"], d["latency"], strict=True):  # fmt: skip
             name = MOE_DTYPES.get(dt)
-            if (
-                name is None
-                or PEAK_KEY[name] not in peak
-                or not dist.startswith("power_law")
-                or ms <= 0
-                or inter // tp < 64
-            ):
-                continue
-            key = (name, m, h, inter // tp, top, experts, ep)
-            best.setdefault(key, {}).setdefault(path, []).append(ms * 1e-3)
-    cells: dict = defaultdict(list)
-    for (name, m, h, width, top, experts, ep), times in best.items():
-        seconds = min(float(np.mean(t)) for t in times.values())
+            known = name is not None and PEAK_KEY[name] in peak and family in FAMILIES
+            if known and dist.startswith("power_law") and ms > 0 and inter // tp >= 64 and ep == 1:
+                key = (family, name, m, h, inter // tp, top, experts, ep)
+                best.setdefault(key, {}).setdefault((version, dt), []).append(ms * 1e-3)
+    old = outdated(best)
+    found = []
+    for (family, name, m, h, width, top, experts, ep), times in best.items():
+        seconds = min(
+            (float(np.mean(t)) for kernel, t in times.items() if (family, name, kernel) not in old), default=0.0
+        )
+        if not seconds:
+            continue
         local = max(1, experts // ep)
         touched = local * (1 - (1 - top / experts) ** m)
         pairs = m * top * local / experts
         weight = 3 * h * width * BYTES[name] * touched
         acts = pairs * ((h + width) * ACTIVATION_BYTES[name] + (2 * width + h) * 2)
         roof = max(6 * pairs * h * width / peak[PEAK_KEY[name]], (weight + acts) / peak["bandwidth"])
-        cell = (
-            nearest(AXES["moe"]["touched_mb"], weight / 1e6),
-            nearest(AXES["moe"]["tokens_per_expert"], pairs / touched),
+        cell = tuple(
+            nearest(axis, x)
+            for axis, x in zip(EXPERT_AXES.values(), (width, weight / 1e6, pairs / touched), strict=True)
         )
-        cells[name, *cell].append(roof / seconds)
-    found: dict = {}
-    for (dt, mb, per), values in cells.items():
-        found.setdefault(dt, {})[mb, per] = float(np.percentile(values, 85))
-    SPREAD.clear()
-    for dt in found:
-        off = [abs(found[dt][mb, per] / v - 1) for (d2, mb, per), values in cells.items() if d2 == dt for v in values]
-        SPREAD[dt] = (len(off), float(np.median(off)), float(np.percentile(off, 90)))
+        found.append(((family, name, *cell), roof / seconds, (h, experts, top)))
     return found
+
+
+def outdated(best: dict) -> set[tuple]:
+    """(family, dtype, (version, activation type)) whose kernels are over 1.3 times slower than another's on the median shape that both ran:
+    a version before the kernels that its successors run."""
+    ratios: dict = defaultdict(list)
+    for (family, name, *_), times in best.items():
+        fastest = min(float(np.mean(t)) for t in times.values())
+        for kernel, t in times.items():
+            if len(times) > 1:
+                ratios[family, name, kernel].append(float(np.mean(t)) / fastest)
+    return {key for key, values in ratios.items() if float(np.median(values)) > 1.3}
+
+
+def expert_points(shapes: list) -> dict:
+    """Median efficiency by (family, dtype) and cell. A dtype that a family was not measured in takes what the others reach."""
+    cells: dict = defaultdict(lambda: defaultdict(list))
+    for (family, dtype, *cell), efficiency, _ in shapes:
+        cells[family, dtype][tuple(cell)].append(efficiency)
+        cells["", dtype][tuple(cell)].append(efficiency)
+    found = {}
+    for dtype in {d for _, d in cells}:
+        for family in FAMILIES:
+            source = cells[family, dtype] if (family, dtype) in cells else cells["", dtype]
+            found[family, dtype] = {cell: float(np.median(v)) for cell, v in source.items()}
+    return found
+
+
+def expert_error(shapes: list) -> dict:
+    """[measured, held back, median, 90th percentile] of |fitted / measured time - 1| by (family, dtype), each model's shapes held back in turn."""
+    cells: dict = defaultdict(lambda: defaultdict(list))
+    for key, efficiency, model in shapes:
+        cells[key][model].append(efficiency)
+    off: dict = defaultdict(list)
+    count: dict = defaultdict(int)
+    for key, models in cells.items():
+        for model, values in models.items():
+            count[key[:2]] += len(values)
+            others = [v for other, vs in models.items() if other != model for v in vs]
+            if others:
+                off[key[:2]] += [abs(v / float(np.median(others)) - 1) for v in values]
+    return {
+        key: [count[key], len(v), round(float(np.median(v)), 3), round(float(np.percentile(v, 90)), 3)]
+        for key, v in off.items()
+    }
 
 
 def nearest(axis: list[int], value: float) -> int:
@@ -235,7 +276,6 @@ def main() -> None:
         "gemm": gemm_points,
         "decode_attention": decode_points,
         "prefill_attention": prefill_points,
-        "moe": moe_points,
     }
     errors: dict = {}
     for system, name in SYSTEMS.items():
@@ -245,13 +285,22 @@ def main() -> None:
             for dtype, points in make(args.package, system, peak).items():
                 grid = fill(points, axes)
                 found.append((kernel, dtype, grid, axes))
-                count, median, p90 = SPREAD[dtype] if kernel == "moe" else error(points, grid, axes)
+                count, median, p90 = error(points, grid, axes)
                 errors.setdefault(name, {})[f"{kernel} {dtype}"] = [len(points), count, round(median, 3), round(p90, 3)]
                 print(
                     f"{name:14} {kernel:18} {dtype:10} points {len(points):6} held back {count:6} median {median:.3f} p90 {p90:.3f}",
                     flush=True,
                 )
         write(f"{args.out}/{name}.csv", found)
+        shapes, axes = expert_shapes(args.package, system, peak), list(EXPERT_AXES.values())
+        experts = [
+            (f"moe_{family}", dtype, fill(points, axes), axes)
+            for (family, dtype), points in sorted(expert_points(shapes).items())
+        ]
+        write(f"{args.out}/{name}-experts.csv", experts)
+        for (family, dtype), row in sorted(expert_error(shapes).items()):
+            errors.setdefault(name, {})[f"moe_{family} {dtype}"] = row
+            print(f"{name:14} moe_{family:15} {dtype:10} {row}", flush=True)
     with open(f"{args.out}/fit_error.yaml", "w") as out:
         out.write(
             "# Made by scripts/fit_kernels.py: [points measured, points held back, median, 90th percentile of |fitted/measured time - 1|].\n"
@@ -261,7 +310,7 @@ def main() -> None:
         out.write(
             "# Made by scripts/fit_kernels.py: grid of each surface; the last axis runs along a line of the CSV files.\n"
         )
-        yaml.safe_dump(AXES, out, sort_keys=False)
+        yaml.safe_dump({**AXES, **{f"moe_{family}": EXPERT_AXES for family in FAMILIES}}, out, sort_keys=False)
 
 
 if __name__ == "__main__":

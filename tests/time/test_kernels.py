@@ -59,7 +59,7 @@ def test_four_bit_weights_help_small_batches_only():
 def test_experts_touched_grow_with_the_batch():
     dev = devices([shard(H100, BF16)])
     shape = MoeShape(64, 4, 2048, True, one(1408), one(1))
-    stack = dev.moe()
+    stack = dev.moe("vllm")
     few, many = (moe_s(dev, stack, np.array([[m]]), shape)[0, 0] for m in (1.0, 64.0))
     assert 3 < many / few < 16  # 4 experts of 64 against nearly all
 
@@ -67,7 +67,7 @@ def test_experts_touched_grow_with_the_batch():
 def test_expert_parallel_divides_the_experts():
     dev = devices([shard(H100, BF16), shard(H100, BF16)])
     shape = MoeShape(64, 4, 2048, True, np.array([1408.0, 1408.0]), np.array([1.0, 8.0]))
-    time = moe_s(dev, dev.moe(), np.array([[4096.0]]), shape)[:, 0]
+    time = moe_s(dev, dev.moe("vllm"), np.array([[4096.0]]), shape)[:, 0]
     assert time[1] < time[0] / 2
 
 

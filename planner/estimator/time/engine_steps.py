@@ -17,7 +17,9 @@ def decode_step_s(
     Whatever the engine's fitted efficiency, reading the active weights once is the floor.
     """
     part = sequences / table.pipeline[shard]
-    kernels = (table.tokens_time_s(shard, part) + table.decode_time_s(shard, part)) / timing.decode_efficiency[engine]
+    kernels = (
+        table.tokens_time_s(shard, timing.family[engine], part) + table.decode_time_s(shard, part)
+    ) / timing.decode_efficiency[engine]
     kernels = np.maximum(kernels, table.floor_s[shard])
     eager = table.kernels[shard] * timing.launch_s[engine] * (1 - timing.graphs[engine])
     return np.asarray(np.maximum(kernels, eager) + timing.step_s[engine] + timing.sequence_s[engine] * sequences)
@@ -28,7 +30,9 @@ def mixed_extra_s(
 ) -> FloatArray:
     """What `chunk` prompt tokens add to a step with `sequences` decoders (load = sequences, chunk), per pass of the pipeline."""
     part = load[0] / table.pipeline[shard]
-    more = table.tokens_time_s(shard, part + load[1]) - table.tokens_time_s(shard, part)
+    more = table.tokens_time_s(shard, timing.family[engine], part + load[1]) - table.tokens_time_s(
+        shard, timing.family[engine], part
+    )
     return np.asarray(
         (np.maximum(more, 0.0) + load[1] * table.prefill_attention_s[shard]) / timing.prefill_efficiency[engine]
     )
@@ -41,7 +45,8 @@ def batch_prefill_s(
     batch, tokens = load
     stages = table.pipeline[shard]
     work = (
-        table.tokens_time_s(shard, batch * tokens / stages) + batch * tokens / stages * table.prefill_attention_s[shard]
+        table.tokens_time_s(shard, timing.family[engine], batch * tokens / stages)
+        + batch * tokens / stages * table.prefill_attention_s[shard]
     )
     kernels = work / timing.prefill_efficiency[engine]
     eager = table.kernels[shard] * timing.launch_s[engine]

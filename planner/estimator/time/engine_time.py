@@ -11,7 +11,9 @@ import numpy as np
 
 from planner.engines.records import EngineSpec
 from planner.errors import UnknownNameError
-from planner.estimator.time.surfaces import FloatArray, read_data
+from planner.estimator.time.surfaces import FloatArray, IntArray, read_data
+
+EXPERT_FAMILIES = ("vllm", "sglang", "trtllm")
 
 
 @cache
@@ -31,7 +33,8 @@ def timing_row(name: str, version: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class EngineTiming:
-    """Columns over E engines: seconds per step, per sequence and step, per request, per launch; graphs; efficiencies."""
+    """Columns over E engines: seconds per step, per sequence and step, per request, per launch; graphs; efficiencies; whose
+    kernels run the experts (index into EXPERT_FAMILIES)."""
 
     step_s: FloatArray
     sequence_s: FloatArray
@@ -41,6 +44,7 @@ class EngineTiming:
     decode_efficiency: FloatArray
     prefill_efficiency: FloatArray
     static: FloatArray
+    family: IntArray
 
 
 def engine_timing(engines: Sequence[EngineSpec]) -> EngineTiming:
@@ -59,4 +63,5 @@ def engine_timing(engines: Sequence[EngineSpec]) -> EngineTiming:
         decode_efficiency=column("decode_efficiency"),
         prefill_efficiency=column("prefill_efficiency"),
         static=np.array([float(e.batching == "static") for e in engines]),
+        family=np.array([EXPERT_FAMILIES.index(r["expert_kernels"]) for r in rows], dtype=np.int64),
     )

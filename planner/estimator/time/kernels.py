@@ -79,9 +79,9 @@ class Devices:
     prefill: Stack
     shards: tuple[Shard, ...]
 
-    def moe(self) -> Stack:
-        """Grouped-GEMM surfaces (only built for models with experts)."""
-        return Stack.build("moe", [(surface_of(s.gpu).surface, _moe_dtype(s.precision)) for s in self.shards])
+    def moe(self, family: str) -> Stack:
+        """Grouped-GEMM surfaces of the kernels of one family: vllm, sglang or trtllm (only built for models with experts)."""
+        return Stack.build(f"moe_{family}", [(surface_of(s.gpu).surface, _moe_dtype(s.precision)) for s in self.shards])
 
 
 def _column(values: Sequence[float]) -> FloatArray:
@@ -154,7 +154,7 @@ def moe_s(dev: Devices, stack: Stack, m: FloatArray, shape: MoeShape) -> FloatAr
     """Routed experts of one layer on the busiest rank for m tokens (S, G) in the expert-parallel group.
 
     Distinct experts touched = E (1 - (1 - k/E)^m) over uniform routing, of which each rank holds 1/expert_parallel; the busiest
-    rank carries `imbalance` times the mean load. flops = 6 pairs h width (gated). Surface: weight bytes touched, tokens per expert.
+    rank carries `imbalance` times the mean load. flops = 6 pairs h width (gated). Surface: width, weight bytes touched, tokens per expert.
     """
     local = _column_of(shape.experts / shape.expert_parallel)
     width, h = _column_of(shape.width), shape.hidden
@@ -165,7 +165,7 @@ def moe_s(dev: Devices, stack: Stack, m: FloatArray, shape: MoeShape) -> FloatAr
     weight = matrices * h * width * dev.weight_bytes * np.maximum(touched, np.minimum(1.0, local))
     acts = pairs * ((h + width) * dev.activation_bytes + (2 * width + h) * 2)
     roof = np.maximum(2 * matrices * pairs * h * width / dev.peak, (weight + acts) / dev.bandwidth)
-    eff = stack.efficiency(weight / 1e6, pairs / touched)
+    eff = stack.efficiency(width + 0 * m, weight / 1e6, pairs / touched)
     return np.asarray(np.maximum(roof / eff, constants()["kernel_floor_us"] * 2e-6))
 
 

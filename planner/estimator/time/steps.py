@@ -7,11 +7,12 @@ summed over all pipeline stages; the engine adds its own overhead (serving.py).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from planner.estimator.time.collectives import all_gather_s, all_reduce_s, fabric, p2p_s
+from planner.estimator.time.engine_time import EXPERT_FAMILIES
 from planner.estimator.time.kernels import Devices, devices, gemm_s, streaming_s
 from planner.estimator.time.layers import (
     ACTIVATION_BYTES,
@@ -31,7 +32,7 @@ TOKEN_GRID_LOG2, BATCH_GRID_LOG2 = 15, 13  # 1 .. 16384 tokens, 1 .. 4096 sequen
 
 @dataclass(frozen=True)
 class StepTable:
-    """Times of S shards. tokenwise_s (S, 15) over 2^0..2^14 tokens; decode_s (S, 13) over 2^0..2^12 sequences (attention over the
+    """Times of S shards. tokenwise_s (F S, 15) over 2^0..2^14 tokens, family after family of expert kernels (F = 1 without experts); decode_s (S, 13) over 2^0..2^12 sequences (attention over the
     cache at the mean context, output head, sampling); prefill_attention_s (S,) per prompt token; kernels (S,) launched a step.
 
     pipeline (S,): stages, each working on its own microbatch of the step. borrowed (S,): surfaces of another GPU.
@@ -46,9 +47,14 @@ class StepTable:
     borrowed: IntArray
     floor_s: FloatArray
 
-    def tokens_time_s(self, shard: IntArray, tokens: FloatArray) -> FloatArray:
-        """Token-wise time of a microbatch of `tokens` tokens on shard rows; linear in tokens between the grid points."""
-        return _lookup(self.tokenwise_s, shard, tokens)
+    def tokens_time_s(self, shard: IntArray, family: IntArray, tokens: FloatArray) -> FloatArray:
+        """Token-wise time of a microbatch of `tokens` tokens on shard rows; linear in tokens between the grid points.
+
+        family: whose expert kernels run, an index into engine_time.EXPERT_FAMILIES; of no account without experts.
+        """
+        count = len(self.pipeline)
+        row = shard + count * family if len(self.tokenwise_s) > count else shard
+        return _lookup(self.tokenwise_s, row, tokens)
 
     def decode_time_s(self, shard: IntArray, sequences: FloatArray) -> FloatArray:
         """Attention, head and sampling of a microbatch of `sequences` sequences."""
@@ -66,7 +72,7 @@ def _lookup(table: FloatArray, row: IntArray, x: FloatArray) -> FloatArray:
     return np.asarray(left + (np.maximum(x, 1.0) / start - 1) * (cells[flat + 1] - left))
 
 
-def _cut(model: ModelSpec, shards: Sequence[Shard], dev: Devices) -> Cut:
+def _cut(shards: Sequence[Shard], dev: Devices) -> Cut:
     ranks = [s.tensor_parallel for s in shards]
     attention = [max(1, s.tensor_parallel // s.attention_data_parallel) for s in shards]
     links = [s.tensor_link for s in shards]
@@ -77,7 +83,7 @@ def _cut(model: ModelSpec, shards: Sequence[Shard], dev: Devices) -> Cut:
         experts=np.array([s.expert_parallel for s in shards], dtype=float),
         tensor_group=fabric(links, ranks),
         attention_group=fabric(links, attention),
-        moe_stack=dev.moe() if model.is_moe else None,
+        moe_stack=None,
     )
 
 
@@ -102,7 +108,15 @@ def _weight_read_s(model: ModelSpec, cut: Cut) -> FloatArray:
 
 def weight_read_s(model: ModelSpec, shard: Shard) -> float:
     """Least time of a decode step of one replica, in s: all active weights once at the peak memory bandwidth."""
-    return float(_weight_read_s(model, _cut(model, [shard], devices([shard])))[0])
+    return float(_weight_read_s(model, _cut([shard], devices([shard])))[0])
+
+
+def _tokenwise_s(cut: Cut, model: ModelSpec, tokens: FloatArray) -> FloatArray:
+    """Token-wise work of all layers, (S, 15)."""
+    total: FloatArray = np.zeros((1, 1))
+    for layer, count in model.layer_groups:
+        total = total + count * layer_tokenwise_s(cut, layer, model.hidden, tokens)
+    return total
 
 
 def step_table(model: ModelSpec, shards: Sequence[Shard], workload: Workload) -> StepTable:
@@ -111,19 +125,17 @@ def step_table(model: ModelSpec, shards: Sequence[Shard], workload: Workload) ->
     Stages of a pipeline are summed (a token passes all of them) and weighted by the fullest stage: ceil(L / PP) PP / L.
     """
     dev = devices(shards)
-    cut = _cut(model, shards, dev)
+    cut = _cut(shards, dev)
     tokens, batches = np.exp2(np.arange(TOKEN_GRID_LOG2))[None, :], np.exp2(np.arange(BATCH_GRID_LOG2))[None, :]
     context = workload.input_tokens + workload.output_tokens / 2
     stages = np.array([s.pipeline_parallel for s in shards], dtype=float)
     layers = len(model.layers)
     uneven = (np.ceil(layers / stages) * stages / max(layers, 1))[:, None]
 
-    tokenwise: FloatArray = np.zeros((1, 1))
     decode: FloatArray = np.zeros((1, 1))
     prefill: FloatArray = np.zeros((1, 1))
     kernels = 8.0
     for layer, count in model.layer_groups:
-        tokenwise = tokenwise + count * layer_tokenwise_s(cut, layer, model.hidden, tokens)
         kernels += count * kernels_per_layer(layer)
         for mixer in layer.mixers:
             decode = decode + count * mixer_decode_s(cut, mixer, batches, context)
@@ -131,7 +143,9 @@ def step_table(model: ModelSpec, shards: Sequence[Shard], workload: Workload) ->
     hops = fabric([s.pipeline_link for s in shards], [min(2, s.pipeline_parallel) for s in shards])
     message = tokens * model.hidden * ACTIVATION_BYTES
     embed = streaming_s(dev, 2 * message, 1.0) + all_reduce_s(cut.tensor_group, message)
-    tokenwise = tokenwise * uneven + embed + (stages[:, None] - 1) * p2p_s(hops, message)
+    shift = embed + (stages[:, None] - 1) * p2p_s(hops, message)
+    cuts = [replace(cut, moe_stack=dev.moe(family)) for family in EXPERT_FAMILIES] if model.is_moe else [cut]
+    tokenwise = np.concatenate([_tokenwise_s(c, model, tokens) * uneven + shift for c in cuts])
     decode = decode * uneven + _head_s(model, cut, batches)
     groups = cut.tensor / cut.attention
     return StepTable(

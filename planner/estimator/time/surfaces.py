@@ -1,4 +1,5 @@
-"""Measured efficiency of kernels by shape: roofline time / measured time, on log-spaced grids, one file per GPU.
+"""Measured efficiency of kernels by shape: roofline time / measured time, on log-spaced grids, one file per GPU, and one for
+the grouped matrix products of experts, by whose kernels they are (vLLM, SGLang, TensorRT-LLM).
 
 Data: hardware_catalog/kernels/<surface>.csv with axes.yaml, borrow.yaml and fit_error.yaml (held-back error of each surface),
 made by scripts/fit_kernels.py from aiconfigurator-core 0.12.0 (Apache-2.0). A GPU without a file borrows the surface of the
@@ -38,9 +39,9 @@ def axes() -> dict[str, list[FloatArray]]:
 
 
 @cache
-def _tables(surface: str) -> dict[tuple[str, str], FloatArray]:
+def _tables(file: str) -> dict[tuple[str, str], FloatArray]:
     """Log2 efficiency of one file by (kernel, dtype)."""
-    text = files("hardware_catalog.kernels").joinpath(f"{surface}.csv").read_text("utf-8")
+    text = files("hardware_catalog.kernels").joinpath(file).read_text("utf-8")
     lines: dict[tuple[str, str], list[str]] = {}
     for line in text.splitlines():
         if line and not line.startswith("#"):
@@ -52,7 +53,7 @@ def _tables(surface: str) -> dict[tuple[str, str], FloatArray]:
         values = np.array(",".join(rows).split(","), dtype=float)
         if values.size != np.prod(shape):
             raise CatalogError(
-                f"kernels/{surface}.csv: {kernel} {dtype} has {values.size} values",
+                f"kernels/{file}: {kernel} {dtype} has {values.size} values",
                 f"the grid of axes.yaml needs {np.prod(shape)}",
             )
         found[kernel, dtype] = np.log2(values.reshape(shape))
@@ -79,12 +80,13 @@ def surface_of(gpu: Gpu) -> SurfaceChoice:
 
 def table_of(surface: str, kernel: str, dtype: str) -> FloatArray:
     """Log2 efficiency on the grid of `kernel`; a dtype the GPU was not measured in takes the nearest measured one."""
-    found = _tables(surface)
+    file = f"{surface}-experts.csv" if kernel.startswith("moe_") else f"{surface}.csv"
+    found = _tables(file)
     order = read_dtype_order()[dtype]
     for candidate in order:
         if (kernel, candidate) in found:
             return found[kernel, candidate]
-    raise CatalogError(f"kernels/{surface}.csv has no {kernel} surface for {dtype}", f"looked for {', '.join(order)}")
+    raise CatalogError(f"kernels/{file} has no {kernel} surface for {dtype}", f"looked for {', '.join(order)}")
 
 
 @cache
