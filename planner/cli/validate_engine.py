@@ -164,7 +164,8 @@ def prepared(plan: Plan, o: Given) -> Iterator[Launch]:
             )
         yield Launch(folder.absolute(), ports, health, port)
         return
-    with tempfile.TemporaryDirectory(prefix="planner-files-") as name:
+    shared = Path.cwd() if o["through"] in ("slurm", "hostfile") else None  # other machines must see it
+    with tempfile.TemporaryDirectory(prefix="planner-files-", dir=shared) as name:
         write_files(plan, Path(name))
         yield Launch(Path(name), ports, health, port)
 

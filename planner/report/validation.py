@@ -41,6 +41,7 @@ def engine_tree(found: Any) -> dict[str, Any]:
     ]
     return {
         "level": "engine",
+        "comparable": found.comparable,
         "rows": rows,
         "limits": verdicts,
         "validation": found.validation(),
@@ -54,11 +55,12 @@ def print_engine(plan: Any, tree: dict[str, Any], written: str | None, *, json: 
         say_json(tree)
         return
     say(f"{plan.model.name}, level engine: predicted against measured")
-    say(f"  {'':<26}{'predicted':>12}{'80% interval':>24}{'measured':>12}  {'unit':<9}{'difference':>10}")
+    if tree["rows"]:
+        say(f"  {'':<26}{'predicted':>12}{'80% interval':>24}{'measured':>12}  {'unit':<9}{'difference':>10}")
     for row in tree["rows"]:
         span = "" if row["low"] is None else f"{_short(row['low'])} .. {_short(row['high'])}"
-        error = "-" if row["error_percent"] is None else f"{row['error_percent']:+.1f}%"
-        mark = {True: "", False: "  outside", None: ""}[row["inside"]]
+        error = "-" if row["error_percent"] is None or not tree["comparable"] else f"{row['error_percent']:+.1f}%"
+        mark = "  outside" if row["inside"] is False and tree["comparable"] else ""
         say(
             f"  {row['name']:<26}{_short(row['predicted']):>12}{span:>24}{_short(row['measured']):>12}  "
             f"{row['unit']:<9}{error:>10}{mark}"

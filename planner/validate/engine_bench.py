@@ -68,7 +68,10 @@ def vllm_bench(
     model = options.env.get("SERVED_NAME") or plan.model.hf_id or tokenizer
     with workplace() as work:
         group = Group(
-            command(tool, server, model, tokenizer, options, str(work)), environment(options, work), work, work / "log"
+            command(tool, server, model, tokenizer, options, str(work)),
+            environment("serve", options, work),
+            work,
+            work / "log",
         )
         began = time.monotonic()
         try:

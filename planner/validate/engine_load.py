@@ -107,29 +107,30 @@ class Client:
 
 async def connect(server: Server, names: Sequence[str], vocab: int, longest: int, timeout_s: float) -> Client:
     """Find the model's name and what the server accepts, by asking it. EngineFailedError when it refuses everything."""
-    model, said = await _model_name(server, names, timeout_s), ""
-    for style in STYLES:
-        client = Client(server, model, style, vocab)
-        tried = await send(client, (8, 2), random.Random(0), time.perf_counter(), timeout_s)
-        if not tried.error:
-            return client if style.ids else await _measure_words(client, longest, timeout_s)
-        said = tried.error
-        if not said.startswith(tuple(f"HTTP {n}" for n in BAD_REQUEST)):
-            break
+    said = ""
+    for model in await _model_names(server, names, timeout_s):
+        for style in STYLES:
+            client = Client(server, model, style, vocab)
+            tried = await send(client, (8, 2), random.Random(0), time.perf_counter(), timeout_s)
+            if not tried.error:
+                return client if style.ids else await _measure_words(client, longest, timeout_s)
+            said = said or tried.error
+            if not tried.error.startswith(tuple(f"HTTP {n}" for n in BAD_REQUEST)):
+                raise EngineFailedError(f"{server.url} failed at a first request", tried.error, "See its log.")
     raise EngineFailedError(
-        f"{server.url} does not answer a completion request", said, "Check the model's name and --url."
+        f"{server.url} refuses completion requests", said, "Check the model's name (--env SERVED_NAME=...) and --url."
     )
 
 
-async def _model_name(server: Server, names: Sequence[str], timeout_s: float) -> str:
+async def _model_names(server: Server, names: Sequence[str], timeout_s: float) -> list[str]:
+    """Names to try: those of ours that the server lists, its only one, then the rest of ours."""
     try:
         listed = [str(row["id"]) for row in (await get_json(server, "/v1/models", timeout_s))["data"]]
     except (HttpError, OSError, ValueError, KeyError, TypeError, TimeoutError, EOFError):
         listed = []
     known = [name for name in names if name in listed]
-    if known:
-        return known[0]
-    return listed[0] if len(listed) == 1 else names[0]
+    only = listed if len(listed) == 1 else []
+    return list(dict.fromkeys([*known, *only, *names]))
 
 
 async def _measure_words(client: Client, longest: int, timeout_s: float) -> Client:

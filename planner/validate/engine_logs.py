@@ -40,9 +40,9 @@ def read_start(engine: str, text: str) -> dict[str, float]:
     return found
 
 
-def rehearsal_environment() -> dict[str, str]:
-    """Variables that make the engines run on CPUs."""
-    return {name: str(value) for name, value in _data()["rehearsal"].items()}
+def rehearsal_environment(task: str) -> dict[str, str]:
+    """Variables that make the engines of a task (serve, train) run on CPUs."""
+    return {name: str(value) for name, value in _data()["rehearsal"][task].items()}
 
 
 def titan_steps(text: str) -> list[tuple[int, float]]:

@@ -83,14 +83,14 @@ class EngineRun:
         }
 
 
-def environment(options: Options, work: Path, **values: str) -> dict[str, str]:
+def environment(task: str, options: Options, work: Path, **values: str) -> dict[str, str]:
     """Variables of the scripts: ours, those of this run, a CPU rehearsal's, the user's. Temporary files go into the run's folder."""
     temporary = work / "t"
     temporary.mkdir(exist_ok=True)
     base = {**os.environ, "TMPDIR": str(temporary), "PYTHONUNBUFFERED": "1", **values}
     if options.model_path:
         base["MODEL"] = options.model_path
-    return {**base, **(rehearsal_environment() if options.cpu else {}), **options.env}
+    return {**base, **(rehearsal_environment(task) if options.cpu else {}), **options.env}
 
 
 def check_gpus(plan: Plan, options: Options) -> tuple[bool, list[str]]:
@@ -99,6 +99,8 @@ def check_gpus(plan: Plan, options: Options) -> tuple[bool, list[str]]:
     if dep is None or not dep.offers:
         return True, []
     offer = dep.offers[0]
+    if on_cpu(plan):
+        return True, []
     if options.cpu:
         return False, [f"A rehearsal on CPUs: the plan is for {offer.gpu}, so differences say nothing about it."]
     if options.url or options.through or options.env.get("CUDA_VISIBLE_DEVICES") == "":
@@ -115,6 +117,18 @@ def check_gpus(plan: Plan, options: Options) -> tuple[bool, list[str]]:
         )  # fmt: skip
     same = all(_same(offer.gpu, name) for name in found)
     return same, [] if same else [f"The GPUs here are {found[0]}, the plan is for {offer.gpu}."]
+
+
+def on_cpu(plan: Plan) -> bool:
+    """Whether the plan is for a CPU device of the catalog."""
+    from planner.hardware.catalog import load_catalog
+
+    dirs = tuple(dict(plan.request.get("hardware") or {}).get("catalog_dirs") or ())
+    names = [o.gpu for o in plan.deployment.offers] if plan.deployment else []
+    if not names:
+        return False
+    gpu = load_catalog(dirs).gpus.get(names[0])
+    return gpu is not None and str(gpu.vendor) == "cpu"
 
 
 def local_gpus() -> list[str] | None:

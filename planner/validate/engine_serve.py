@@ -13,7 +13,7 @@ from planner.plan import Plan
 from planner.validate.engine_bench import vllm_bench
 from planner.validate.engine_http import HttpError, Server, ask
 from planner.validate.engine_load import Sample, Tell, connect, run_load
-from planner.validate.engine_logs import failure, read_start
+from planner.validate.engine_logs import death_of, failure, read_start
 from planner.validate.engine_process import Group, free_port
 from planner.validate.engine_run import (
     EngineRun,
@@ -29,26 +29,29 @@ from planner.validate.engine_run import (
 from planner.validate.engine_stats import Measured, measured_of
 from planner.validate.engine_verdict import serving_rows, serving_verdicts
 
-POLL_S, ONE_TRY_S = 0.5, 5.0
+POLL_S, ONE_TRY_S, ASK_JOB_EVERY_S = 0.5, 5.0, 10.0
 PROBE_LIMIT_S = 300.0
 
 
-@dataclass(frozen=True)
+@dataclass
 class Watch:
-    """What is watched while something is awaited: the engine's process, the end of time."""
+    """What is watched while something is awaited: the engine's process or the submitted job, the end of time."""
 
     engine: str
     ends: float
     timeout_s: float
     group: Group | None = None
-    alive: Callable[[], str | None] = lambda: None
+    gone: Callable[[], str | None] | None = None
+    asked: float = 0.0
 
     def check(self, what: str) -> None:
         """Raises when the engine died or time is up. what: '... did not happen'."""
         if self.group is not None and self.group.exit_code is not None:
             raise failure(f"the engine ended with exit code {self.group.exit_code}", self.engine, self.group.text())
-        if (gone := self.alive()) is not None:
-            raise failure("the submitted job ended", self.engine, gone)
+        if self.gone is not None and time.monotonic() - self.asked > ASK_JOB_EVERY_S:
+            log, self.asked = self.gone(), time.monotonic()
+            if log is not None:
+                raise failure("the submitted job ended by itself", self.engine, log)
         if time.monotonic() > self.ends:
             if self.group is not None:
                 raise too_late(self.group, self.engine, what, self.timeout_s)
@@ -63,7 +66,7 @@ async def watched(work: Coroutine[Any, Any, Any], watch: Watch, what: str) -> An
             done, _ = await asyncio.wait({task}, timeout=POLL_S)
             if done:
                 return task.result()
-            watch.check(what)
+            await asyncio.to_thread(watch.check, what)  # asking a cluster takes time that the load must not wait for
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -132,7 +135,9 @@ def serve_and_measure(plan: Plan, launch: Launch, options: Options, tell: Tell) 
     words = script(launch, "serve.sh")
     with workplace() as work:
         first = free_port(options.port, max(launch.ports) + 1)
-        env = environment(options, work, PORT=str(first), BIND_ADDRESS="127.0.0.1", MASTER_PORT=str(free_port()))
+        env = environment(
+            "serve", options, work, PORT=str(first), BIND_ADDRESS="127.0.0.1", MASTER_PORT=str(free_port())
+        )
         first = int(env["PORT"])
         ports = tuple(first + offset for offset in launch.ports)
         with running(words, env, launch.folder, work, ports) as group:
@@ -151,7 +156,11 @@ def loaded(
         table, failed, answered = vllm_bench(servers[0], plan, options, watch, tell)
         found = Measured((), {"vllm bench serve": failed} if failed else {})
         return _compare(plan, found, table, answered, log(), about, "vllm bench serve")
-    ready, samples = asyncio.run(measure(servers, plan, launch, options, watch, tell))
+    try:
+        ready, samples = asyncio.run(measure(servers, plan, launch, options, watch, tell))
+    except EngineFailedError as error:
+        error.last_lines = error.last_lines or death_of(log()).last_lines
+        raise
     found = measured_of(samples)
     if not found.answered:
         reason = next(iter(found.failures), "no request was sent")

@@ -118,7 +118,7 @@ def train_and_measure(plan: Plan, launch: Launch, options: Options, tell: Tell) 
     with workplace() as work:
         dataset = options.dataset or str(synthetic_text(plan, work / "text.txt"))
         output, port = work / "output", free_port(options.port)
-        env = environment(options, work, MASTER_PORT=str(port))
+        env = environment("train", options, work, MASTER_PORT=str(port))
         env |= script_environment(plan, options, str(output), dataset)
         with running(words, env, launch.folder, work, (int(env["MASTER_PORT"]),)) as group:
             ends = time.monotonic() + options.timeout_s
