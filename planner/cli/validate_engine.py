@@ -156,18 +156,36 @@ def prepared(plan: Plan, o: Given) -> Iterator[Launch]:
     from planner.validate.engine_run import Launch
 
     ports, health, port = _places(plan)
+    install = _install(plan)
     if o["files"] is not None:
         folder = Path(o["files"])
         if not folder.is_dir():
             raise InvalidValueError(
                 f"--files {str(folder)!r} is no folder", "", "Give the folder that `planner emit` wrote."
             )
-        yield Launch(folder.absolute(), ports, health, port)
+        yield Launch(folder.absolute(), ports, health, port, install)
         return
     shared = Path.cwd() if o["through"] in ("slurm", "hostfile") else None  # other machines must see it
     with tempfile.TemporaryDirectory(prefix="planner-files-", dir=shared) as name:
         write_files(plan, Path(name))
-        yield Launch(Path(name), ports, health, port)
+        yield Launch(Path(name), ports, health, port, install)
+
+
+def _install(plan: Plan) -> str:
+    """The command that installs the engine, '' where it comes in a container."""
+    import shlex
+
+    if plan.deployment is None:
+        return ""
+    if plan.task == "train":
+        from planner.emit.train.layout import layout_of as train_layout
+
+        packages = list(train_layout(plan).packages)
+    else:
+        from planner.emit.layout import layout_of
+
+        packages = layout_of(plan).packages
+    return f"python3 -m pip install {' '.join(shlex.quote(p) for p in packages)}" if packages else ""
 
 
 def _places(plan: Plan) -> tuple[tuple[int, ...], str, int]:

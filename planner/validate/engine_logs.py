@@ -75,7 +75,7 @@ def death_of(text: str) -> Death:
     return Death("", "", False, lines)
 
 
-def failure(what: str, engine: str, text: str, advice: str = "") -> EngineFailedError:
+def failure(what: str, engine: str, text: str, advice: str = "", install: str = "") -> EngineFailedError:
     """The error for an engine that did not do its job: what it means, what had fitted, what to try, its last lines."""
     death, fitted = death_of(text), read_start(engine, text)
     why = death.meaning or "its log names no cause that is known here"
@@ -89,6 +89,8 @@ def failure(what: str, engine: str, text: str, advice: str = "") -> EngineFailed
         why += f"; fitted before that: {', '.join(parts) if parts else 'nothing that its log names'}"
     tries = re.search(r"NEXT: (.+)", text)
     step = f"It says itself: {tries[1].strip()}." if tries else death.next_step
+    if install and "is not installed" in death.meaning and "llm-hardware-planner" not in step:
+        step = f"Install the engine with: {install}; or give its folder: --env PATH=/opt/venv/bin:$PATH."
     error = EngineFailedError(what, why, " ".join(p for p in (step, advice) if p))
     error.last_lines = death.last_lines
     return error

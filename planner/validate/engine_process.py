@@ -12,11 +12,13 @@ import secrets
 import signal
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from planner.errors import EngineFailedError, InputError
 
@@ -68,18 +70,17 @@ class Group:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(INTERRUPT_S)
         _signal(known, signal.SIGTERM)
+        _signal_group(self.process.pid, signal.SIGTERM)
         until = time.monotonic() + grace_s
         while time.monotonic() < until:
-            self.process.poll()
             known |= set(self.alive())
-            if not any(_is(p) for p in known):
+            if self.process.poll() is not None and not any(_is(p) for p in known):
                 break
             time.sleep(POLL_S)
         else:
             held |= _shared_memory(known, self.began)
             _signal(known, signal.SIGKILL)
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, signal.SIGKILL)
+        _signal_group(self.process.pid, signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(GRACE_S)
         while time.monotonic() < until + GRACE_S and any(_is(p) for p in known):
@@ -138,6 +139,11 @@ def _signal(processes: set[Process], number: signal.Signals) -> None:
                 os.kill(process[0], number)
 
 
+def _signal_group(leader: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, number)
+
+
 def _shared_memory(processes: set[Process], began: float) -> set[Path]:
     """Files of shared memory that these processes map and that are younger than the run."""
     found = set()
@@ -164,25 +170,28 @@ def ending_on_signals() -> Iterator[None]:
     def interrupt(*_: int | FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    names = [n for n in ("SIGTERM", "SIGHUP") if hasattr(signal, n)]
-    before = {n: signal.signal(getattr(signal, n), interrupt) for n in names}
-    try:
+    with _handled(("SIGTERM", "SIGHUP"), interrupt):
         yield
-    finally:
-        for name, handler in before.items():
-            signal.signal(getattr(signal, name), handler)
 
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
     """A second Ctrl-C does not break the clearing up."""
-    numbers = [getattr(signal, n) for n in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, n)]
-    before = {n: signal.signal(n, signal.SIG_IGN) for n in numbers}
+    with _handled(("SIGINT", "SIGTERM", "SIGHUP"), signal.SIG_IGN):
+        yield
+
+
+@contextmanager
+def _handled(names: Sequence[str], handler: Any) -> Iterator[None]:
+    """Signals with this handler, and as before afterwards. Python lets only the main thread do that."""
+    main = threading.current_thread() is threading.main_thread()
+    numbers = [getattr(signal, n) for n in names if main and hasattr(signal, n)]
+    before = {n: signal.signal(n, handler) for n in numbers}
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, old in before.items():
+            signal.signal(number, old)
 
 
 def is_open(port: int, host: str = "127.0.0.1") -> bool:

@@ -20,19 +20,20 @@ from planner.validate.engine_logs import failure, rehearsal_environment
 from planner.validate.engine_process import Group, is_open, undisturbed
 from planner.validate.engine_verdict import Row, Verdict
 
-QUERY = "name,memory.total,memory.used,driver_version"
+MIB_PER_GIB = 1024
 TOOL_LIMIT_S = 30
 PORTS_FREE_S = 10.0
 
 
 @dataclass(frozen=True)
 class Launch:
-    """The emitted files. ports: of the replicas on this machine, as offsets from PORT. health: path that says ready."""
+    """The emitted files. install: the command that installs the engine ('' when it comes in a container). ports: of the replicas on this machine, as offsets from PORT. health: path that says ready."""
 
     folder: Path
     ports: tuple[int, ...] = (0,)
     health: str = "/health"
     port: int = 8000
+    install: str = ""
 
 
 @dataclass(frozen=True)
@@ -133,12 +134,27 @@ def on_cpu(plan: Plan) -> bool:
 
 def local_gpus() -> list[str] | None:
     """Names of NVIDIA GPUs; [] when there are none; None for AMD, which is not queried."""
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
+    if shutil.which("nvidia-smi") is None:
         return None if Path("/dev/kfd").exists() else []
+    return nvidia_smi("name")
+
+
+def memory_used_gib() -> list[float]:
+    """GiB in use on each NVIDIA GPU; [] where that cannot be asked."""
+    if shutil.which("nvidia-smi") is None:
+        return []
+    try:
+        return [float(mib) / MIB_PER_GIB for mib in nvidia_smi("memory.used")]
+    except (EngineFailedError, ValueError):
+        return []
+
+
+def nvidia_smi(column: str) -> list[str]:
+    """One column of nvidia-smi, a line a GPU. EngineFailedError when the driver does not answer."""
+    tool = "nvidia-smi"
     try:
         done = subprocess.run(
-            [tool, "--query-gpu=name", "--format=csv,noheader"], capture_output=True, text=True, timeout=TOOL_LIMIT_S, check=False
+            [tool, f"--query-gpu={column}", "--format=csv,noheader,nounits"], capture_output=True, text=True, timeout=TOOL_LIMIT_S, check=False
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as error:
         raise EngineFailedError("nvidia-smi does not answer", type(error).__name__, "Check the GPU driver.") from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from planner.errors import EngineFailedError
@@ -21,6 +21,7 @@ from planner.validate.engine_run import (
     Options,
     check_gpus,
     environment,
+    memory_used_gib,
     running,
     script,
     too_late,
@@ -43,11 +44,17 @@ class Watch:
     group: Group | None = None
     gone: Callable[[], str | None] | None = None
     asked: float = 0.0
+    install: str = ""
 
     def check(self, what: str) -> None:
         """Raises when the engine died or time is up. what: '... did not happen'."""
         if self.group is not None and self.group.exit_code is not None:
-            raise failure(f"the engine ended with exit code {self.group.exit_code}", self.engine, self.group.text())
+            raise failure(
+                f"the engine ended with exit code {self.group.exit_code}",
+                self.engine,
+                self.group.text(),
+                install=self.install,
+            )
         if self.gone is not None and time.monotonic() - self.asked > ASK_JOB_EVERY_S:
             log, self.asked = self.gone(), time.monotonic()
             if log is not None:
@@ -133,6 +140,7 @@ def serve_and_measure(plan: Plan, launch: Launch, options: Options, tell: Tell) 
     comparable, notes = check_gpus(plan, options)
     engine = plan.deployment.engine if plan.deployment else ""
     words = script(launch, "serve.sh")
+    before = [] if options.cpu else memory_used_gib()
     with workplace() as work:
         first = free_port(options.port, max(launch.ports) + 1)
         env = environment(
@@ -141,9 +149,19 @@ def serve_and_measure(plan: Plan, launch: Launch, options: Options, tell: Tell) 
         first = int(env["PORT"])
         ports = tuple(first + offset for offset in launch.ports)
         with running(words, env, launch.folder, work, ports) as group:
-            watch = Watch(engine, time.monotonic() + options.timeout_s, options.timeout_s, group)
+            ends = time.monotonic() + options.timeout_s
+            watch = Watch(engine, ends, options.timeout_s, group, install=launch.install)
             servers = [Server("127.0.0.1", port) for port in ports]
-            return loaded(servers, plan, launch, options, watch, tell, group.text, (comparable, notes))
+            run = loaded(servers, plan, launch, options, watch, tell, group.text, (comparable, notes))
+            return with_gpu_memory(plan, run, before, [] if options.cpu else memory_used_gib())
+
+
+def with_gpu_memory(plan: Plan, run: EngineRun, before: list[float], after: list[float]) -> EngineRun:
+    """The run with the memory that the fullest GPU took since `before`: engines keep what they once reserved."""
+    if not after or len(before) != len(after):
+        return run
+    measured = run.measured | {"peak_memory_gib": max(b - a for a, b in zip(before, after, strict=True))}
+    return replace(run, measured=measured, rows=serving_rows(plan, measured))
 
 
 def loaded(

@@ -129,7 +129,7 @@ def train_and_measure(plan: Plan, launch: Launch, options: Options, tell: Tell) 
                 if len(steps) < options.steps and group.exit_code is not None:
                     if group.exit_code == 0 and steps:
                         return steps
-                    raise _ended(group.exit_code, engine, group.text(), steps)
+                    raise _ended(group.exit_code, engine, group.text(), steps, launch.install)
                 if time.monotonic() > ends:
                     done = f"{len(steps)} of {options.steps} steps were done"
                     raise too_late(group, engine, done, options.timeout_s)
@@ -140,11 +140,11 @@ def train_and_measure(plan: Plan, launch: Launch, options: Options, tell: Tell) 
     return compared(plan, steps, options, log, comparable, notes)
 
 
-def _ended(code: int, engine: str, log: str, steps: list[Step]) -> EngineFailedError:
+def _ended(code: int, engine: str, log: str, steps: list[Step], install: str) -> EngineFailedError:
     what = f"the training ended with exit code {code} after {len(steps)} step{'s' if len(steps) != 1 else ''}"
     peaks = {k: v for s in steps for k, v in s.peaks.items()}
     shown = ", ".join(f"{k.removesuffix('_gib').replace('_', ' ')} {v:.2f} GiB" for k, v in peaks.items())
-    return failure(what, engine, log, f"The steps before it took {shown}." if shown else "")
+    return failure(what, engine, log, f"The steps before it took {shown}." if shown else "", install)
 
 
 def wait_for_steps(

@@ -78,6 +78,7 @@ def serving_rows(plan: Plan, measured: dict[str, float]) -> tuple[Row, ...]:
         *row("throughput_tokens_per_s", "tokens/s", p.get("throughput_tokens_per_s"), measured.get("throughput_tokens_per_s")),
     ]  # fmt: skip
     if memory is not None:
+        rows += row("peak_memory_gib", "GiB", memory.total_gib, measured.get("peak_memory_gib"))
         rows += row("weights_gib", "GiB", memory.weights_gib, measured.get("weights_gib"))
         rows += row("kv_cache_gib", "GiB", memory.kv_cache_gib, measured.get("kv_cache_gib"))
         rows += row("kv_cache_tokens", "tokens", float(memory.kv_cache_tokens), measured.get("kv_cache_tokens"))

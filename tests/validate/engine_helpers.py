@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -24,7 +25,9 @@ def serving_plan(limits: dict[str, Any] | None = None, **load: Any) -> Plan:
 
 def fake_files(folder: Path, mode: str, ttft_ms: float = 50, tpot_ms: float = 10) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    words = f'exec {sys.executable} {FAKE} "$PORT" {mode} {ttft_ms} {tpot_ms}'
+    engine = folder / "engine.py"  # a path of its own: tests that run beside this one are not taken for it
+    shutil.copy(FAKE, engine)
+    words = f'exec {sys.executable} {engine} "$PORT" {mode} {ttft_ms} {tpot_ms}'
     (folder / "serve.sh").write_text(f"#!/usr/bin/env bash\n{words}\n")
     return folder
 

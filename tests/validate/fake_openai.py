@@ -79,7 +79,7 @@ if mode == "oom":
 if mode == "stubborn":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 if mode == "child":
-    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", __file__], start_new_session=True)
 if mode == "slow":
     time.sleep(1.5)
 print("Model loading took 1.50 GiB memory and 3.1 seconds")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -71,8 +72,9 @@ def cluster(monkeypatch, tmp_path):
     monkeypatch.setenv("STAND_IN", str(place))
     monkeypatch.setenv("OUT_HERE", str(tmp_path / "files/out"))
     (tmp_path / "train.py").write_text(TRAIN)
+    shutil.copy(FAKE, tmp_path / "engine.py")
     yield place
-    assert left_over(f"{FAKE} ") == left_over(str(tmp_path / "train.py")) == []
+    assert left_over(str(tmp_path)) == []
 
 
 def files(tmp_path: Path, *names: str) -> Path:
@@ -100,7 +102,7 @@ def test_serving(tool, file, last, cluster, monkeypatch, capsys, tmp_path):
     port = free_port()
     monkeypatch.setattr("planner.cli.validate_engine._places", lambda plan: ((0,), "/health", port))
     monkeypatch.setenv("PORT_HERE", str(port))
-    monkeypatch.setenv("COMMAND", f"exec {sys.executable} {FAKE} {port} ok 20 5")
+    monkeypatch.setenv("COMMAND", f"exec {sys.executable} {tmp_path / 'engine.py'} {port} ok 20 5")
     path = saved(serving_plan(), tmp_path)
     words = ["--through", tool, "--files", str(files(tmp_path, file)), "--requests", "20", "--json"]
     code = run(["validate", str(path), "--level", "engine", *words])

@@ -4,12 +4,14 @@ import json
 import os
 import sys
 import tempfile
+from dataclasses import replace
 
 import pytest
 
 from planner.cli.main import run
+from planner.errors import InvalidValueError
 from planner.plan import load_plan
-from planner.validate.engine_training import synthetic_text
+from planner.validate.engine_training import settings_of, synthetic_text
 from tests.train_emit.plans import tiny
 from tests.validate.engine_helpers import left_over, saved
 
@@ -88,10 +90,10 @@ def test_too_slow(capsys, tmp_path):
     assert "of 9000 steps were done within 0.7 s" in capsys.readouterr().err
 
 
-def test_megatron_is_not_measured_yet(capsys, tmp_path):
-    code, _ = validate(tmp_path, 4, "", 0, engine="megatron_bridge")
-    assert code == 2
-    assert "Megatron-Bridge is not measured yet" in capsys.readouterr().err
+def test_megatron_is_not_measured_yet():
+    made = tiny()
+    with pytest.raises(InvalidValueError, match="Megatron-Bridge is not measured yet"):
+        settings_of(replace(made, deployment=replace(made.deployment, engine="megatron_bridge")))
 
 
 def test_the_text_is_enough_for_two_global_batches(tmp_path):
