@@ -215,11 +215,9 @@ def _compare(
 
 def load_url(plan: Plan, launch: Launch, options: Options, tell: Tell) -> EngineRun:
     """Load a server that runs already; nothing is started, nothing stopped."""
-    import os
-
     from planner.validate.engine_http import server_of
 
-    server = server_of(options.url or "", options.env.get("API_KEY") or os.environ.get("OPENAI_API_KEY"))
+    server = server_of(options.url or "", options.env.get("API_KEY"))
     watch = Watch(
         plan.deployment.engine if plan.deployment else "", time.monotonic() + options.timeout_s, options.timeout_s
     )

@@ -3,7 +3,10 @@
 import json
 import os
 import shutil
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -181,3 +184,25 @@ def test_a_hostfile_run_ends_clean(cluster, capsys, tmp_path):
     assert run(["validate", str(path), "--level", "engine", *words]) == 0
     assert "step_time_s" in capsys.readouterr().out
     assert sorted(p.name for p in folder.iterdir()) == ["hostfile", "launch.sh"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_jobs_are_cancelled(number, cluster, monkeypatch, tmp_path):
+    folder = files(tmp_path, "train.slurm")
+    out = folder / "validate-output"
+    path = saved(tiny("deepspeed", zero_stage=2, offers=(owned("rtx-4090", 1, 2),)), tmp_path)
+    words = ["--through", "slurm", "--files", str(folder), "--steps", "900", "--dataset", "/shared/text.txt"]
+    env = os.environ | {
+        "COMMAND": f"exec {sys.executable} {tmp_path / 'train.py'} {out}",
+        "PYTHONPATH": str(Path.cwd()),
+    }
+    command = [sys.executable, "-m", "planner", "validate", str(path), "--level", "engine", *words]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=env)
+    until = time.monotonic() + 60
+    while not (out / "metrics.jsonl").exists() and time.monotonic() < until:
+        time.sleep(0.1)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "scancel 4711" in (cluster / "calls").read_text()
+    assert sorted(p.name for p in folder.iterdir()) == ["train.slurm"]
