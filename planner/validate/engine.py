@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 from planner.errors import InputError, NoPlanError
 from planner.plan import Plan
 from planner.validate.engine_load import Tell
 from planner.validate.engine_process import ending_on_signals
-from planner.validate.engine_run import EngineRun, Launch, Options
+from planner.validate.engine_run import EngineRun, Launch, Options, on_cpu
 from planner.validate.engine_serve import load_url, serve_and_measure
 from planner.validate.engine_training import train_and_measure
 
@@ -19,6 +22,8 @@ def engine_run(plan: Plan, launch: Launch, options: Options, tell: Tell) -> Engi
     """
     if plan.deployment is None:
         raise NoPlanError("the plan is infeasible", "there is no deployment to start", "Relax what it names.")
+    if on_cpu(plan):
+        options = for_cpu(plan, options)
     with ending_on_signals():
         if options.through is not None:
             from planner.validate.engine_submit import submitted
@@ -32,6 +37,12 @@ def engine_run(plan: Plan, launch: Launch, options: Options, tell: Tell) -> Engi
             return load_url(plan, launch, options, tell)
         _one_machine(plan)
         return serve_and_measure(plan, launch, options, tell)
+
+
+def for_cpu(plan: Plan, options: Options) -> Options:
+    """Options for a plan whose devices are CPUs: the scripts run there, and vLLM is given the planned cache."""
+    cache_gib = max(1, math.ceil(plan.memory.kv_cache_gib)) if plan.memory else 1
+    return replace(options, cpu=True, env={"VLLM_CPU_KVCACHE_SPACE": str(cache_gib), **options.env})
 
 
 def _one_machine(plan: Plan) -> None:

@@ -25,6 +25,7 @@ from planner.validate.engine_run import (
     Options,
     check_gpus,
     environment,
+    on_cpu,
     running,
     script,
     too_late,
@@ -100,7 +101,10 @@ def script_environment(plan: Plan, options: Options, output: str, dataset: str) 
     dep = plan.deployment
     extra = options.env.get("EXTRA_ARGS", "")
     if dep is not None and dep.engine in WRITES_METRICS:
-        extra = f"--save-every {NEVER} {'--cpu ' if options.cpu else ''}{extra}".strip()
+        longer = (
+            f"--steps {options.steps + 1} " if options.steps >= settings_of(plan).steps else ""
+        )  # it must not end, and save
+        extra = f"--save-every {NEVER} {longer}{'--cpu ' if options.cpu else ''}{extra}".strip()
     return {"OUTPUT_DIR": output, "DATASET": dataset, "EXTRA_ARGS": extra}
 
 
@@ -180,6 +184,8 @@ def compared(
         measured[key] = max(p.get(key, 0.0) for p in peaks)
     if "peak_reserved_gib" in measured:
         measured["peak_memory_gib"] = measured["peak_reserved_gib"]
+    elif on_cpu(plan) and "peak_host_gib" in measured:
+        measured["peak_memory_gib"] = measured["peak_host_gib"]
     measured = read_start(dep.engine, log) | measured
     text = [
         f"Median of {len(counted)} steps; the first {len(steps) - len(counted)} are not counted.",

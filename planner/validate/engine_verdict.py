@@ -96,6 +96,7 @@ def training_rows(plan: Plan, measured: dict[str, float]) -> tuple[Row, ...]:
     if plan.memory is not None and dep is not None:
         n = framework(dep.engine).number
         fixed = n("context_gib") + (n("nccl_gib") if dep.gpus > 1 else 0.0)  # torch's allocator does not see them
+        fixed = 0.0 if "peak_host_gib" in measured else fixed  # a resident set holds everything
         rows += row("peak_memory_gib", "GiB", plan.memory.total_gib - fixed, measured.get("peak_memory_gib"))
     return tuple(rows)
 

@@ -5,13 +5,18 @@ import os
 import sys
 import tempfile
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from planner.cli.main import run
 from planner.errors import InvalidValueError
 from planner.plan import load_plan
-from planner.validate.engine_training import settings_of, synthetic_text
+from planner.validate import engine
+from planner.validate.engine_load import Load
+from planner.validate.engine_run import Launch, Options
+from planner.validate.engine_training import script_environment, settings_of, synthetic_text
+from planner.validate.engine_verdict import training_rows
 from tests.train_emit.plans import tiny
 from tests.validate.engine_helpers import left_over, saved
 
@@ -43,12 +48,12 @@ def clean(monkeypatch, tmp_path):
     assert list(place.iterdir()) == []
 
 
-def validate(tmp_path, steps, said, code, *words, engine="deepspeed"):
+def validate(tmp_path, steps, said, code, *words):
     files = tmp_path / "files"
     files.mkdir()
     start = f"{sys.executable} {tmp_path / 'worker.py'} {steps} '{said}' {code}"
     (files / "launch.sh").write_text(f'echo "$EXTRA_ARGS|$DATASET" >{tmp_path}/seen; {start} & wait $!\n')
-    path = saved(tiny(engine, zero_stage=2), tmp_path)
+    path = saved(tiny("deepspeed", zero_stage=2), tmp_path)
     return run(["validate", str(path), "--level", "engine", "--files", str(files), "--cpu", *words]), path
 
 
@@ -65,6 +70,13 @@ def test_a_run_is_ended_after_its_steps(capsys, tmp_path):
     assert arguments == "--save-every 1000000000 --cpu"
     assert dataset.endswith("text.txt")
     assert not os.path.exists(dataset)
+
+
+def test_a_run_shorter_than_asked_is_made_longer_so_that_it_does_not_save():
+    made = tiny()
+    options = Options(Load(((1, 1),), 1.0), steps=8)
+    assert script_environment(made, options, "out", "data")["EXTRA_ARGS"] == "--save-every 1000000000 --steps 9"
+    assert "--steps" not in script_environment(made, replace(options, steps=7), "out", "data")["EXTRA_ARGS"]
 
 
 def test_out_of_memory_says_what_fitted_and_what_to_try(capsys, tmp_path):
@@ -88,6 +100,18 @@ def test_too_slow(capsys, tmp_path):
     code, _ = validate(tmp_path, 10_000, "", 0, "--steps", "9000", "--timeout", "700ms")
     assert code == 2
     assert "of 9000 steps were done within 0.7 s" in capsys.readouterr().err
+
+
+def test_a_plan_for_cpu_devices_runs_on_cpus_and_is_compared(monkeypatch):
+    made = tiny()
+    monkeypatch.setattr(engine, "on_cpu", lambda plan: True)
+    seen = []
+    monkeypatch.setattr(engine, "train_and_measure", lambda plan, launch, options, tell: seen.append(options))
+    engine.engine_run(made, Launch(Path()), Options(Load(((1, 1),), 1.0), env={"A": "b"}), lambda *_: None)
+    assert seen[0].cpu
+    assert seen[0].env == {"A": "b", "VLLM_CPU_KVCACHE_SPACE": "1"}
+    rows = {r.name: r.predicted for r in training_rows(made, {"peak_memory_gib": 3.0, "peak_host_gib": 3.0})}
+    assert rows["peak_memory_gib"] == made.memory.total_gib
 
 
 def test_megatron_is_not_measured_yet():
