@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from planner.request import ServeRequest, TrainRequest
@@ -9,13 +10,15 @@ from planner.request import ServeRequest, TrainRequest
 if TYPE_CHECKING:
     from planner.hardware.records import Catalog
     from planner.models.spec import ModelSpec
-    from planner.plan import Plan
+    from planner.plan import Deployment, Plan
     from planner.solver.compare import Choice
     from planner.solver.single import Estimate, MemoryReport
 
 
-def solve(request: ServeRequest | TrainRequest) -> Plan:
+def solve(request: ServeRequest | TrainRequest, *, excluded: Sequence[Deployment] = ()) -> Plan:
     """The best deployment or training run for the request, with its proof; status 'infeasible' with an explanation when there is none.
+
+    excluded: deployments of earlier answers that may not come again, nor what puts more on the same GPU.
 
     Raises InputError for what cannot be read (unknown names, impossible pins, broken catalog files).
     """
@@ -23,10 +26,10 @@ def solve(request: ServeRequest | TrainRequest) -> Plan:
     if isinstance(request, TrainRequest):
         from planner.solver.training import solve_training
 
-        return solve_training(request, model, catalog)
+        return solve_training(request, model, catalog, excluded)
     from planner.solver.serving import solve_serving
 
-    return solve_serving(request, model, catalog)
+    return solve_serving(request, model, catalog, excluded)
 
 
 def compare(request: ServeRequest | TrainRequest, *, near_misses: bool = False) -> list[Choice]:

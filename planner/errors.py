@@ -8,7 +8,8 @@ PlannerError                 exit code 1: a fault of ours
 |  |- CatalogError           a catalog file that is broken
 |  |- PlanFileError          a plan file that cannot be read back
 |  |- MissingExtraError      a package of an optional extra is not installed
-|  `- UnreachableError       the network was needed and could not be reached
+|  |- UnreachableError       the network was needed and could not be reached
+|  `- EngineFailedError      an engine that we started died, hung or could not be started
 `- NoPlanError               exit code 3: no plan exists; carries the explanation
 """
 
@@ -95,6 +96,15 @@ class MissingExtraError(InputError):
 
 class UnreachableError(InputError):
     """The network was needed and could not be reached."""
+
+
+class EngineFailedError(InputError):
+    """An engine that we started died, hung or could not be started; says what its log means.
+
+    last_lines: the end of its log, shown below the message.
+    """
+
+    last_lines: tuple[str, ...] = ()
 
 
 class NoPlanError(PlannerError):

@@ -67,7 +67,7 @@ def run(arguments: list[str] | None = None) -> int:
         sys.stdout.flush()
         return result if isinstance(result, int) else 0
     except PlannerError as error:
-        return _fail(str(error), error.exit_code)
+        return _fail(str(error), error.exit_code, getattr(error, "last_lines", ()))
     except (KeyboardInterrupt, typer.Abort):
         return _fail("interrupted; nothing half-written is left", EXIT_INTERRUPTED)
     except BrokenPipeError:
@@ -99,10 +99,10 @@ def _drop_output() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _fail(text: str, code: int) -> int:
+def _fail(text: str, code: int, below: tuple[str, ...] = ()) -> int:
     from planner.report.console import complain
 
-    complain(" ".join(text.split()))
+    complain("\n".join([" ".join(text.split()), *(f"  | {line}" for line in below)]))
     return code
 
 

@@ -261,3 +261,10 @@ def refuse(o: Given, names: Group, but: str) -> None:
             raise InvalidValueError(
                 f"--{name.replace('_', '-')} is for --task {but}", "", f"Drop it, or add --task {but}."
             )
+
+
+def refuse_for(o: Given, names: Group, needs: str) -> None:
+    """Options that only make sense with another one are an error without it."""
+    for name, (_, default) in names.items():
+        if o.get(name) not in (None, default, False, []):
+            raise InvalidValueError(f"--{name.replace('_', '-')} is for {needs}", "", f"Drop it, or add {needs}.")

@@ -32,6 +32,10 @@ OUTPUT: Group = {
         Annotated[str | None, typer.Option("--out", "-o", help="Folder for plan.yaml and the launch files.")],
         None,
     ),
+    "validate": opt._text(
+        "dry: count the answer's real model on fake tensors; an answer that does not fit gives way to the next best.",
+        "--validate",
+    ),
     "force": opt._flag("Overwrite files in --out that planner did not write.", "--force"),
 }
 TABLE: Group = {
@@ -69,7 +73,11 @@ def solve(o: Given) -> int:
     request: Any = replace(request_of(o), time_limit_s=opt.duration(o["time_limit"], "--time-limit") or 30.0)
     if o["out"] == "":
         raise InvalidValueError("--out is empty", "", "Name a folder, for example --out plan/.")
-    plan = solve_request(request)
+    if o["validate"] is None:
+        plan = solve_request(request)
+    else:
+        opt.one_of(o["validate"], ("dry",), "level of --validate")
+        plan = _checked(request)
     written: list[Path] = []
     if o["out"] is not None and plan.deployment is not None:
         from planner.emit import write_files
@@ -77,6 +85,16 @@ def solve(o: Given) -> int:
         written = write_files(plan, Path(o["out"]), force=o["force"])
     console.show_plan(plan, json=o["json"], written=written)
     return EXIT_NO_PLAN if plan.status == "infeasible" else 0
+
+
+def _checked(request: Any) -> Any:
+    """The best answer that the dry run accepts, with its validation."""
+    from planner.api import solve as solve_request
+    from planner.report.progress import progress
+    from planner.validate.checked import checked
+
+    with progress() as tell:
+        return checked(lambda excluded: solve_request(request, excluded=excluded), tell)
 
 
 @opt.command(opt.MODEL, opt.GOAL, opt.LOAD, opt.LIMITS, opt.HARDWARE, opt.PINS, TRAIN, TABLE, opt.JSON)

@@ -1,8 +1,9 @@
-"""`planner validate PLAN`: the plan's own numbers beside counted ones."""
+"""`planner validate PLAN`: the plan's own numbers beside counted or measured ones. Each level is a function in LEVELS."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import inspect
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -10,39 +11,63 @@ from typing import Annotated, Any
 
 import typer
 
+from planner.cli import options as opt
+from planner.cli.options import Given, Group
+from planner.cli.validate_engine import ENGINE, engine_level
+from planner.cli.writing import write_plan
 from planner.errors import InvalidValueError, PlanFileError, UnknownNameError
 
-LEVELS = ("dry",)
 PATIENCE_S = 2.0
 
+PLAN: Group = {
+    "plan_file": (
+        Annotated[
+            Path, typer.Argument(metavar="PLAN", help="plan.yaml or plan.json, as written by `planner solve --out`.")
+        ],
+        inspect.Parameter.empty,
+    ),
+    "level": opt._text(
+        "dry: count the real model on fake tensors, without hardware. engine: start the emitted files and measure them.",
+        "--level",
+        default="dry",
+    ),
+    "out": (
+        Annotated[
+            str | None,
+            typer.Option("--out", metavar="FILE", help="Write a copy of the plan with its validation (engine: default PLAN itself)."),
+        ],
+        None,
+    ),
+}  # fmt: skip
 
-def validate(
-    plan_file: Annotated[
-        Path, typer.Argument(metavar="PLAN", help="plan.yaml or plan.json, as written by `planner solve --out`.")
-    ],
-    level: Annotated[
-        str, typer.Option("--level", help="dry: count the real model on fake tensors, without hardware.")
-    ] = "dry",
-    out: Annotated[
-        str | None, typer.Option("--out", metavar="FILE", help="Write a copy of the plan with its validation.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-) -> None:
-    """Check a plan: predicted against counted, part by part.
+
+@opt.command(PLAN, ENGINE, opt.JSON)
+def validate(o: Given) -> int:
+    """Check a plan: predicted against counted or measured, part by part.
 
     dry builds the plan's transformers model from its config alone (no weights, no GPU, no network), runs one rank of the
     planned sharding on fake tensors and counts memory and FLOPs. It needs torch and transformers:
     pip install 'llm-hardware-planner[profile]'.
+
+    engine starts the emitted files on this machine (or through a cluster's own tool), loads them as planned, says whether each limit
+    held (exit code 3 when one did not), writes the measurement into the plan, and stops all that it started.
     """
+    level = LEVELS.get(o["level"])
+    if level is None:
+        raise UnknownNameError("level of validation", o["level"], tuple(LEVELS))
+    if o["out"] == "":
+        raise InvalidValueError("--out is empty", "", "Name a file, for example --out checked.yaml.")
+    if o["level"] != "engine":
+        opt.refuse_for(o, ENGINE, "--level engine")
+    return level(o)
+
+
+def _dry(o: Given) -> int:
     from planner.plan import load_plan
     from planner.report.validation import print_validation
     from planner.validate.dry import dry_run
 
-    if level not in LEVELS:
-        raise UnknownNameError("level of validation", level, LEVELS)
-    if out == "":
-        raise InvalidValueError("--out is empty", "", "Name a file, for example --out checked.yaml.")
-    plan = load_plan(plan_file)
+    plan, out = load_plan(o["plan_file"]), o["out"]
     with _patience(f"planner: counting {plan.model.name} on fake tensors; a large model takes up to a minute"):
         try:
             found = dry_run(plan)
@@ -52,27 +77,18 @@ def validate(
                 "the plan cannot be counted", f"it has a value that no run can have ({reason})", "Solve again."
             ) from error
     if out is not None:
-        _write(replace(plan, validation=found.validation()), Path(out))
+        write_plan(replace(plan, validation=found.validation()), Path(out))
     rows: list[dict[str, Any]] = [
         {"part": p.name, "unit": p.unit, "predicted": p.predicted, "counted": p.counted, "error_percent": p.error_percent,
          "judged": p.judged}
         for p in found.parts
     ]  # fmt: skip
-    tree = {"level": level, "parts": rows, "peak_gib": found.peak_parts_gib, "notes": list(found.notes)}
-    print_validation(plan.model.name, tree, str(out) if out else None, json=as_json)
+    tree = {"level": "dry", "parts": rows, "peak_gib": found.peak_parts_gib, "notes": list(found.notes)}
+    print_validation(plan.model.name, tree, str(out) if out else None, json=o["json"])
+    return 0
 
 
-def _write(plan: Any, out: Path) -> None:
-    """The plan as YAML, or JSON by suffix; whole or not at all."""
-    from planner.plan import plan_to_json, plan_to_yaml
-
-    part = out.with_name(out.name + ".part")
-    try:
-        part.write_text(plan_to_json(plan) if out.suffix == ".json" else plan_to_yaml(plan), encoding="utf-8")
-        part.replace(out)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise InvalidValueError(f"cannot write {str(out)!r}", error.strerror or "", "Give another --out.") from None
+LEVELS: dict[str, Callable[[Given], int]] = {"dry": _dry, "engine": engine_level}
 
 
 @contextmanager

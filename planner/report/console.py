@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from planner.errors import PlannerError
 from planner.plan import Cost, Deployment, MemoryUse, Plan, Range
 from planner.report import training
+from planner.report.validated import validation_lines
 from planner.units import format_duration
 
 if TYPE_CHECKING:
@@ -179,6 +180,8 @@ def _show_answer(plan: Plan) -> None:
     _block("What holds this answer where it is:", plan.binding)
     _block("Assumed:", plan.assumptions)
     _block("Beware:", plan.warnings)
+    if plan.validation:
+        _block("Validated:", validation_lines(plan.validation))
     if plan.alternatives:
         say("Alternatives:")
         for a in plan.alternatives:

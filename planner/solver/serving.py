@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from planner.hardware.records import Catalog
 from planner.models.spec import ModelSpec
-from planner.plan import SCHEMA_VERSION, Alternative, Infeasible, Plan, Relaxation, SolverReport
+from planner.plan import SCHEMA_VERSION, Alternative, Deployment, Infeasible, Plan, Relaxation, SolverReport
 from planner.request import Goal, ServeRequest
 from planner.solver import assemble, words
 from planner.solver.explain import binding_limits, clashing_limits, smallest_relaxation
@@ -22,10 +23,15 @@ WIDE = 1e9
 NEARLY_AS_FAST, WORTH_SAVING = 1.05, 0.9
 
 
-def solve_serving(request: ServeRequest, model: ModelSpec, catalog: Catalog) -> Plan:
-    """The plan. status 'optimal' carries a proof over the whole table, 'feasible' a bound, 'infeasible' an explanation."""
+def solve_serving(
+    request: ServeRequest, model: ModelSpec, catalog: Catalog, excluded: Sequence[Deployment] = ()
+) -> Plan:
+    """The plan. status 'optimal' carries a proof over the whole table, 'feasible' a bound, 'infeasible' an explanation.
+
+    excluded: deployments that may not be the answer, see planner.solver.exclude.
+    """
     start = time.perf_counter()
-    study = make_study(request, model, catalog)
+    study = make_study(request, model, catalog, excluded=excluded)
     problem, keep, dropped = pruned(study)
     answer = solve_problem(problem, time_limit_s=request.time_limit_s, seed=request.seed)
     report = _report(study, answer, dropped, start)
@@ -33,7 +39,7 @@ def solve_serving(request: ServeRequest, model: ModelSpec, catalog: Catalog) -> 
     if late is not None:
         raise late
     if answer.row is None:
-        return _no_plan(request, model, catalog, report)
+        return _no_plan(request, model, catalog, report, excluded)
     row = int(keep[answer.row])
     ranking = rank(study.problem)
     deployed = assemble.deployment(study, row, answer.replicas, answer.machines)
@@ -184,9 +190,11 @@ def alternatives(study: Study, ranking: Ranking, winner: int) -> tuple[Alternati
     return tuple(found)
 
 
-def _no_plan(request: ServeRequest, model: ModelSpec, catalog: Catalog, report: SolverReport) -> Plan:
+def _no_plan(
+    request: ServeRequest, model: ModelSpec, catalog: Catalog, report: SolverReport, excluded: Sequence[Deployment]
+) -> Plan:
     """Explain an infeasible request over the widest table: nothing is dropped for being hopeless."""
-    study = make_study(request, model, catalog, near_miss=WIDE)
+    study = make_study(request, model, catalog, near_miss=WIDE, excluded=excluded)
     problem, keep, _ = pruned(study)
     core = clashing_limits(problem) if len(problem.rows) else ()
     relaxations: list[Relaxation] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ from planner.estimator.table import NEAR_MISS, PairRows, hopeless, rows_at_satur
 from planner.hardware.records import Catalog, Offer
 from planner.models.precision import precision
 from planner.models.spec import ModelSpec
+from planner.plan import Deployment
 from planner.request import ServeRequest, Workload
 from planner.solver.choices import (
     accuracy_loss,
@@ -30,6 +32,7 @@ from planner.solver.choices import (
     searched_precisions,
     serving_settings,
 )
+from planner.solver.exclude import REFUSED, serving_rows_ruled_out
 from planner.solver.problem import UNBOUNDED, LimitName, OfferColumn, Problem, Rows, duration_bucket
 from planner.space.candidates import Axes, Space, build_space, pinned_rule
 from planner.space.hardware_classes import group_offers, offer_limit
@@ -102,8 +105,18 @@ def axes_of(model: ModelSpec, request: ServeRequest, near_miss: float) -> Axes:
     )
 
 
-def make_study(request: ServeRequest, model: ModelSpec, catalog: Catalog, near_miss: float = NEAR_MISS) -> Study:
-    """Enumerate, estimate and quantise. near_miss: keep configurations that need up to so many times the memory."""
+def make_study(
+    request: ServeRequest,
+    model: ModelSpec,
+    catalog: Catalog,
+    near_miss: float = NEAR_MISS,
+    *,
+    excluded: Sequence[Deployment] = (),
+) -> Study:
+    """Enumerate, estimate and quantise. near_miss: keep configurations that need up to so many times the memory.
+
+    excluded: deployments that a check refused; they and what puts more on the same GPU are left out.
+    """
     check_pins(model, request)
     settings = serving_settings(model, request)
     classes, merged = group_offers(find_offers(request, catalog))
@@ -116,7 +129,11 @@ def make_study(request: ServeRequest, model: ModelSpec, catalog: Catalog, near_m
     rows = _operate(pairs, alive, request)
     stable = rows.stable & np.isfinite(rows.e2e_s)
     pruned["cannot carry the load"] += int(len(alive) - len(np.unique(rows.pair[stable])))
-    rows = take(rows, stable)
+    out = serving_rows_ruled_out(
+        pairs.shards, pairs.engines, pairs.shard[rows.pair], pairs.engine[rows.pair], rows.max_num_seqs, excluded
+    )
+    pruned[REFUSED] += int(out.sum())
+    rows = take(rows, stable & ~out)
     placed = place_rows(space, rows)
     offers, columns = offer_columns(space)
     study = Study(request, model, space, pairs, rows, placed, offers, None, {})  # type: ignore[arg-type]

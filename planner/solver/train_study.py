@@ -21,7 +21,9 @@ from planner.estimator.operating_point import BoolArray, FloatArray, IntArray, t
 from planner.estimator.time.training import TrainTime, training_time
 from planner.hardware.records import Catalog, Offer
 from planner.models.spec import ModelSpec
+from planner.plan import Deployment
 from planner.request import TrainRequest
+from planner.solver.exclude import REFUSED, training_rows_ruled_out
 from planner.solver.problem import TIE_PERCENT, LimitName, OfferColumn, Problem, Rows, duration_bucket
 from planner.space.hardware_classes import HardwareClass, group_offers, offer_limit
 from planner.space.train_candidates import enumerate_rows, machine_counts
@@ -149,13 +151,15 @@ def make_train_study(
     *,
     per_class: bool = False,
     explain: bool = False,
+    excluded: Sequence[Deployment] = (),
 ) -> TrainStudy:
     """Estimate hardware in the order of its bound until no other can win; quantise what was estimated.
 
     per_class: find the best of every class instead of the best of all (compare). For `fastest` hardware is kept while
     its bound is within a tie of the best. Hardware whose turn comes after request.time_limit_s is counted as NOT_IN_TIME.
     Hardware whose bound breaks the limit on the goal itself (the budget of `cheapest`, the deadline of `fastest`) is left out; to
-    explain why nothing is feasible, what is nearest to that limit is found too.
+    explain why nothing is feasible, what is nearest to that limit is found too. excluded: deployments that a check refused; they
+    and what puts more on the same GPU are left out.
     """
     if request.goal == "throughput":
         raise InvalidValueError(
@@ -183,7 +187,7 @@ def make_train_study(
         if time.perf_counter() > end:
             pruned[NOT_IN_TIME] += 1
             continue
-        block, count = _estimate_block(request, model, (h, classes[h], machines), stacks, near_miss, pruned)
+        block, count = _estimate_block(request, model, (h, classes[h], machines), stacks, near_miss, pruned, excluded)
         seen += count
         if block is None:
             continue
@@ -211,6 +215,7 @@ def _estimate_block(
     stacks: tuple[Framework, ...],
     near_miss: float,
     pruned: Counter[str],
+    excluded: Sequence[Deployment] = (),
 ) -> tuple[Block | None, int]:
     """Memory of all rows, time of those that nearly fit; the rows of the block that are worth keeping."""
     h, hw, machines = where
@@ -221,6 +226,9 @@ def _estimate_block(
     memory = training_memory(model, request.job, hw, stacks, rows)
     near = memory.peak_bytes <= near_miss * memory.usable_bytes
     pruned[f"needs more than {near_miss:g} times the memory"] += int((~near).sum())
+    out = near & training_rows_ruled_out(hw.gpu.name, stacks, rows, excluded)
+    pruned[REFUSED] += int(out.sum())
+    near &= ~out
     if not near.any():
         return None, illegal + len(rows)
     kept = np.flatnonzero(near)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +12,7 @@ from planner.errors import NoPlanError
 from planner.estimator.operating_point import IntArray
 from planner.hardware.records import Catalog
 from planner.models.spec import ModelSpec
-from planner.plan import SCHEMA_VERSION, Alternative, Infeasible, Plan, SolverReport
+from planner.plan import SCHEMA_VERSION, Alternative, Deployment, Infeasible, Plan, SolverReport
 from planner.request import TrainRequest
 from planner.solver import train_assemble, train_words
 from planner.solver.assemble import model_summary, provenance, request_dict
@@ -25,10 +26,15 @@ from planner.solver.train_study import NOT_IN_TIME, TrainStudy, make_train_study
 WIDE = 1e9
 
 
-def solve_training(request: TrainRequest, model: ModelSpec, catalog: Catalog) -> Plan:
-    """The plan. status 'optimal' carries a proof over all estimated rows and the bound of the rest."""
+def solve_training(
+    request: TrainRequest, model: ModelSpec, catalog: Catalog, excluded: Sequence[Deployment] = ()
+) -> Plan:
+    """The plan. status 'optimal' carries a proof over all estimated rows and the bound of the rest.
+
+    excluded: deployments that may not be the answer, see planner.solver.exclude.
+    """
     start = time.perf_counter()
-    study = make_train_study(request, model, catalog)
+    study = make_train_study(request, model, catalog, excluded=excluded)
     problem, keep, dropped = pruned(study.problem)
     answer = solve_problem(problem, time_limit_s=request.time_limit_s, seed=request.seed)
     report = _report(study, answer, dropped, start)
@@ -42,7 +48,7 @@ def solve_training(request: TrainRequest, model: ModelSpec, catalog: Catalog) ->
             "Raise --time-limit or narrow the hardware with --gpu or --provider.",
         )
     if answer.row is None:
-        return _no_plan(request, model, catalog, report)
+        return _no_plan(request, model, catalog, report, excluded)
     row = int(keep[answer.row])
     ranking = rank(study.problem)
     deployed = train_assemble.deployment(study, row)
@@ -134,9 +140,11 @@ def _partial(study: TrainStudy) -> tuple[str, ...]:
     return (f"The time limit came first: {missed} choices of machines were left out of this explanation.",)
 
 
-def _no_plan(request: TrainRequest, model: ModelSpec, catalog: Catalog, report: SolverReport) -> Plan:
+def _no_plan(
+    request: TrainRequest, model: ModelSpec, catalog: Catalog, report: SolverReport, excluded: Sequence[Deployment]
+) -> Plan:
     """Explain an infeasible request over the widest table: nothing is dropped for being hopeless."""
-    study = make_train_study(request, model, catalog, near_miss=WIDE, explain=True)
+    study = make_train_study(request, model, catalog, near_miss=WIDE, explain=True, excluded=excluded)
     problem, keep, _ = pruned(study.problem)
     core = clashing_limits(problem) if len(problem.rows) else ()
     relaxations = []
