@@ -6,7 +6,9 @@ latencies in ms, prices in USD.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
 
@@ -51,6 +53,15 @@ class ServeSettings:
     max_model_len: int
     gpu_memory_utilization: float | None = None
     attention_data_parallel: int = 1
+
+
+def stage_words(layers_per_stage: Sequence[int] | None) -> str:
+    """Layers of each pipeline stage where they differ: '11, 2x 12, 7 layers'; empty where all are alike."""
+    sizes = layers_per_stage or ()
+    if len(set(sizes)) < 2:
+        return ""
+    runs = [(n, len([*same])) for n, same in groupby(sizes)]
+    return ", ".join(f"{count}x {n}" if count > 1 else str(n) for n, count in runs) + " layers"
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from planner.cli import options as opt
 from planner.cli.options import Given, Group, _flag, _text
 from planner.errors import InvalidValueError
@@ -98,6 +100,12 @@ def _tokens(o: Given, seq_len: int) -> float:
     samples = parse_count(o["samples"], "--samples")
     each = opt.number(o.get("sample_tokens"), "--sample-tokens") or float(seq_len)
     if o.get("no_packing"):
+        if each > seq_len:
+            raise InvalidValueError(
+                f"a sample of {each:g} tokens does not fit a sequence of {seq_len}",
+                "with --no-packing each sample is one sequence, and its end would be cut off",
+                f"Raise --seq-len to at least {math.ceil(each)}, shorten the samples, or drop --no-packing.",
+            )
         each = float(seq_len)
     return samples * each * (opt.number(o.get("epochs"), "--epochs") or 1.0)
 

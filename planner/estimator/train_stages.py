@@ -10,12 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from planner.models.spec import Attention, LatentAttention, Layer, ModelSpec
-from planner.space.train_rows import BoolArray, IntArray
+from planner.space.train_rows import IntArray, Split, compact
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -53,36 +54,82 @@ def split_layers(model: ModelSpec, seq_len: int, stages: int, uneven: bool) -> t
     return (*(base + (1 if i >= stages - 1 - left else 0) for i in range(stages - 1)), last)
 
 
+Cut = Literal["split", "floor", "piece"]
+
+
 @dataclass(frozen=True)
 class Stages:
-    """For U pipeline degrees the three stages that can be worst: first, fullest of the middle, last.
+    """For U combinations the S stages that can be worst; the rest hold no more of anything than one of these.
 
-    counts (U, 3, G): layers of each group; position (U, 3): number of the stage; embeds, heads (U, 3): holds the
-    embedding, the head; total (G,): layers of each group in the model.
+    counts (U, S, G): layers of each group; position (U, S): number of the stage; embeds, heads (U, S): share of the
+    embedding, of the head (0 or 1); total (G,): layers of each group in the model.
     """
 
     counts: FloatArray
     position: IntArray
-    embeds: BoolArray
-    heads: BoolArray
+    embeds: FloatArray
+    heads: FloatArray
     total: FloatArray
 
 
-def stages_of(model: ModelSpec, seq_len: int, pipelines: IntArray, uneven: BoolArray) -> Stages:
-    """The stages of each pipeline degree (U,), cut unevenly where `uneven`."""
+def _kinds(model: ModelSpec) -> IntArray:
+    """Number of the group of each layer."""
     groups = [layer for layer, _ in model.layer_groups]
     number = {id(layer): i for i, layer in enumerate(groups)}
     lookup = {layer: i for i, layer in enumerate(groups)}
-    kinds = np.array([number.get(id(x), lookup[x]) for x in model.layers])
-    weight = np.array([layer_flops_per_token(x, model.hidden, seq_len) for x in groups])
+    return np.array([number.get(id(x), lookup[x]) for x in model.layers])
+
+
+def _worst_stages(kinds: IntArray, groups: int, sizes: Split) -> tuple[FloatArray, IntArray]:
+    """Layers of each group and number of the stages that can be worst: of equal stages the first, and the last stage.
+
+    The first of equal stages keeps the most micro-batches (1F1B), and stage 0 the embedding.
+    """
+    bounds = np.concatenate([[0], np.cumsum(sizes)])
+    table = np.stack([np.bincount(kinds[a:b], minlength=groups) for a, b in pairwise(bounds)])
+    seen: dict[tuple[int, ...], int] = {}
+    for stage, row in enumerate(table[:-1].tolist()):
+        seen.setdefault(tuple(row), stage)
+    chosen = np.array([*seen.values(), len(sizes) - 1])
+    return table[chosen].astype(float), chosen
+
+
+def stages_of(
+    model: ModelSpec, seq_len: int, pipelines: IntArray, uneven: bool, split: IntArray, splits: tuple[Split, ...]
+) -> Stages:
+    """The stages of each combination (U,) of pipeline degree and split (TrainRows.split)."""
+    (degrees, wanted), at = compact(pipelines, split)
+    kinds, groups = _kinds(model), len(model.layer_groups)
+    cuts = [
+        _worst_stages(kinds, groups, splits[k - 1] if k else split_layers(model, seq_len, p, uneven))
+        for p, k in zip(degrees.tolist(), wanted.tolist(), strict=True)
+    ]
+    most = max(len(chosen) for _, chosen in cuts)
+    counts = np.stack([table[np.minimum(np.arange(most), len(table) - 1)] for table, _ in cuts])
+    position = np.stack([chosen[np.minimum(np.arange(most), len(chosen) - 1)] for _, chosen in cuts])
     totals = np.array([n for _, n in model.layer_groups], dtype=float)
-    size = len(pipelines)
-    counts, position = np.zeros((size, 3, len(groups))), np.zeros((size, 3), dtype=np.int64)
-    for i, (stages, loose) in enumerate(zip(pipelines.tolist(), uneven.tolist(), strict=True)):
-        sizes = split_layers(model, seq_len, stages, bool(loose))
-        bounds = np.concatenate([[0], np.cumsum(sizes)])
-        table = np.stack([np.bincount(kinds[a:b], minlength=len(groups)) for a, b in pairwise(bounds)])
-        middle = int(np.argmax(table[:-1] @ weight)) if stages > 1 else 0
-        chosen = [0, middle, stages - 1]
-        counts[i], position[i] = table[chosen], chosen
-    return Stages(counts, position, position == 0, position == (pipelines - 1)[:, None], totals)
+    last = (position == (degrees - 1)[:, None]).astype(float)
+    return Stages(counts[at], position[at], (position == 0).astype(float)[at], last[at], totals)
+
+
+def floor_stages(model: ModelSpec, pipelines: IntArray, ends: bool) -> Stages:
+    """One stage with the mean of everything, in last place: no split's worst stage holds less or takes less time.
+
+    Some stage has at least the mean of any one thing; ends: with its share of embedding and head, which is right for
+    each thing alone (time of a micro-batch, parameters) but not for their sum.
+    """
+    totals = np.array([n for _, n in model.layer_groups], dtype=float)
+    share = 1.0 / pipelines[:, None]
+    return Stages(
+        share[:, :, None] * totals, (pipelines - 1)[:, None], share * float(ends), share * float(ends), totals
+    )
+
+
+def piece_stages(model: ModelSpec, pipelines: IntArray, split: IntArray, splits: tuple[Split, ...]) -> Stages:
+    """One stage each: splits hold (number of the stage, its layers), layers taken as the model's mean layer."""
+    pieces = np.array(splits, dtype=np.int64)[split - 1]
+    totals = np.array([n for _, n in model.layer_groups], dtype=float)
+    position = pieces[:, :1]
+    counts = pieces[:, 1, None, None] * totals / totals.sum()
+    last = (position == (pipelines - 1)[:, None]).astype(float)
+    return Stages(counts, position, (position == 0).astype(float), last, totals)

@@ -104,3 +104,8 @@ def prefill_flops(model: ModelSpec, tokens: Any) -> Flops:
     state = sum(_state(layer) * n for layer, n in model.layer_groups)
     matmul = matmul_flops_per_token(model, head=False) * tokens + 2.0 * model.vocab * model.hidden
     return Flops(matmul, attention, state * tokens)
+
+
+def least_training_flops(model: ModelSpec, tokens: float, full: bool) -> float:
+    """A lower bound of a training run: 6 per active weight and token (4 with frozen weights), attention left out."""
+    return (6.0 if full else 4.0) * (model.params_active - model.vocab * model.hidden) * tokens

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from planner.plan import Cost, Deployment, MemoryUse, Range
+from planner.plan import Cost, Deployment, MemoryUse, Range, stage_words
 from planner.units import format_duration
 
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ def configuration(d: Deployment) -> str:
         )
         if n > 1 or name == "DP"
     ]
+    if uneven := stage_words(t.layers_per_stage):
+        axes = [f"{axis} ({uneven})" if axis.startswith("PP ") else axis for axis in axes]
     saved = {0: "no activation checkpoints", 1: "every layer checkpointed"}.get(
         t.checkpoint_interval, f"a checkpoint every {t.checkpoint_interval} layers"
     )

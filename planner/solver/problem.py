@@ -151,7 +151,7 @@ def prune_dominated(problem: Problem) -> tuple[IntArray, int]:
     kept: list[IntArray] = []
     order = worth[np.argsort(group[worth], kind="stable")]
     for here in np.split(order, np.flatnonzero(np.diff(group[order])) + 1):
-        kept.append(here[_pareto(table[here])])
+        kept.append(here[pareto(table[here])])
     keep = np.sort(np.concatenate(kept)) if kept else np.zeros(0, dtype=np.int64)
     return keep, len(rows) - len(keep)
 
@@ -203,7 +203,7 @@ def _rank(keys: list[IntArray]) -> IntArray:
     return rank
 
 
-def _pareto(points: IntArray) -> IntArray:
+def pareto(points: IntArray) -> IntArray:
     """Positions of the points that no other point is at least as good as in every column (first of equals stays)."""
     order = np.lexsort(points.T[::-1])
     ranked = points[order]

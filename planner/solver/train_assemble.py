@@ -6,11 +6,12 @@ import numpy as np
 
 from planner.estimator.cost.training import run_cost_usd, run_steps
 from planner.estimator.intervals import INVERSE, training_interval
-from planner.estimator.memory.training import stage_layers_for
+from planner.estimator.train_stages import split_layers
 from planner.plan import Cost, Deployment, MemoryUse, Range, TrainSettings
 from planner.request import OFFLOADS
 from planner.solver.assemble import offer_choice
-from planner.solver.train_study import MAX_UTILISATION, Block, TrainStudy
+from planner.solver.train_site import Block
+from planner.solver.train_study import MAX_UTILISATION, TrainStudy
 from planner.space.train_rows import TrainRows
 from planner.units import GIB
 
@@ -30,7 +31,7 @@ def deployment(study: TrainStudy, row: int) -> Deployment:
     """What to start, on what."""
     block, _ = at(study, row)
     r = layout(study, row)
-    job, hw = study.request.job, study.classes[block.hardware]
+    job = study.request.job
     framework = study.frameworks[int(r.framework[0])]
     micro, data, accumulation = (
         int(c[0]) for c in (r.micro_batch_size, r.data_parallel, r.gradient_accumulation_steps)
@@ -65,11 +66,19 @@ def deployment(study: TrainStudy, row: int) -> Deployment:
             lora_targets=() if job.method == "full" else job.lora_targets,
             frozen_precision=job.frozen_precision or ("bnb-nf4" if job.method == "qlora" else None),
             chunked_loss=job.chunked_loss,
-            layers_per_stage=stage_layers_for(study.model, job, hw, framework, [int(c[0]) for c in r.columns()])
-            if stages > 1
-            else None,
+            layers_per_stage=layers_per_stage(study, row) if stages > 1 else None,
         ),
     )
+
+
+def layers_per_stage(study: TrainStudy, row: int) -> tuple[int, ...]:
+    """How the layers are cut into pipeline stages: as decided, or the only way there is."""
+    r, seq_len = layout(study, row), study.request.job.seq_len
+    number = int(r.split[0])
+    if number:
+        return r.splits[number - 1]
+    framework = study.frameworks[int(r.framework[0])]
+    return split_layers(study.model, seq_len, int(r.pipeline_parallel[0]), framework.uneven_stages)
 
 
 def memory_use(study: TrainStudy, row: int) -> MemoryUse:

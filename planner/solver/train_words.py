@@ -10,13 +10,14 @@ from planner.clock import today
 from planner.estimator.time.surfaces import surface_of
 from planner.hardware.owned import owned_notes
 from planner.hardware.records import Catalog
-from planner.plan import OfferChoice, Relaxation
+from planner.plan import OfferChoice, Relaxation, stage_words
 from planner.request import OFFLOADS
 from planner.solver.explain import Binding
 from planner.solver.problem import TIE_PERCENT, LimitName
 from planner.solver.ranking import Ranking
 from planner.solver.search import Answer
-from planner.solver.train_assemble import at, layout
+from planner.solver.train_assemble import at, layers_per_stage, layout
+from planner.solver.train_pins import pin_problems
 from planner.solver.train_study import MAX_UTILISATION, TrainStudy
 from planner.solver.words import stale_price
 from planner.space.train_candidates import batch_range
@@ -111,8 +112,9 @@ def describe(study: TrainStudy, row: int) -> str:
         )
         if int(value[0]) > 1
     ]
+    uneven = f" ({words})" if (words := stage_words(layers_per_stage(study, row))) else ""
     offload = f", {OFFLOADS[int(r.offload[0])]} in host memory" if int(r.offload[0]) else ""
-    return f"{block.machines}x ({hw.label}), {framework.label} {' '.join(axes) or 'one GPU'} ZeRO-{int(r.zero_stage[0])}{offload}"
+    return f"{block.machines}x ({hw.label}), {framework.label} {' '.join(axes) or 'one GPU'}{uneven} ZeRO-{int(r.zero_stage[0])}{offload}"
 
 
 def _amount(study: TrainStudy, ranking: Ranking, name: LimitName, row: int) -> str:
@@ -194,7 +196,8 @@ def core(study: TrainStudy, names: Sequence[LimitName]) -> tuple[str, ...]:
 
 
 def nothing_at_all(study: TrainStudy) -> tuple[str, ...]:
-    """Why there is no configuration whatever the limits: frameworks that cannot do the job at all, then what was left out."""
+    """Why there is no configuration whatever the limits: frameworks that cannot do the job at all, else the pinned options
+    to blame, else what was left out."""
     request = study.request
     found: dict[str, None] = {}
     for stack in study.frameworks:
@@ -203,6 +206,9 @@ def nothing_at_all(study: TrainStudy) -> tuple[str, ...]:
         problems = [job_problem(study.model, request.job, stack, hw.gpu) for hw in study.classes]
         if problems and all(problems):
             found[str(problems[0])] = None
+    blamed = pin_problems(study) if not found else ()
+    if blamed:
+        return blamed
     reasons = sorted(((r, n) for r, n in study.pruned.items() if n), key=lambda kv: -kv[1])
     lines = (*found, *(f"{reason} ({count}x)" for reason, count in reasons[:5]))
     return lines or ("no machine matches the request",)

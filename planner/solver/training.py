@@ -21,9 +21,12 @@ from planner.solver.problem import Problem, prune_dominated
 from planner.solver.ranking import Ranking, rank
 from planner.solver.search import Answer, no_answer_in_time, solve_problem
 from planner.solver.serving import in_units
-from planner.solver.train_study import NOT_IN_TIME, TrainStudy, make_train_study
+from planner.solver.train_block import NOT_IN_TIME, SPLITS_LATE
+from planner.solver.train_study import TrainStudy, make_train_study
+from planner.units import format_duration
 
 WIDE = 1e9
+EXPLAIN_S = 20.0
 
 
 def solve_training(
@@ -41,10 +44,10 @@ def solve_training(
     late = no_answer_in_time(answer, request.time_limit_s)
     if late is not None:
         raise late
-    if answer.row is None and NOT_IN_TIME in study.pruned:
+    if answer.row is None and _late(study):
         raise NoPlanError(
             f"no plan was found within {request.time_limit_s:g} s",
-            f"{study.pruned[NOT_IN_TIME]} choices of machines were not looked at",
+            f"{study.pruned.get(NOT_IN_TIME, 0)} choices of machines were not looked at, or not with every split of the layers",
             "Raise --time-limit or narrow the hardware with --gpu or --provider.",
         )
     if answer.row is None:
@@ -54,7 +57,7 @@ def solve_training(
     deployed = train_assemble.deployment(study, row)
     return Plan(
         schema_version=SCHEMA_VERSION,
-        status="optimal" if answer.status == "OPTIMAL" and NOT_IN_TIME not in study.pruned else "feasible",
+        status="optimal" if answer.status == "OPTIMAL" and not _late(study) else "feasible",
         task="train",
         request=request_dict(request),
         assumptions=train_words.assumptions(study, row, catalog),
@@ -133,18 +136,33 @@ def alternatives(study: TrainStudy, ranking: Ranking, winner: int) -> tuple[Alte
     return tuple(found)
 
 
+def _late(study: TrainStudy) -> int:
+    """How much the time limit left undone: choices of machines, and layouts whose stages it left as they were."""
+    return study.pruned.get(NOT_IN_TIME, 0) + study.pruned.get(SPLITS_LATE, 0)
+
+
 def _partial(study: TrainStudy) -> tuple[str, ...]:
+    """What the explanation does not know, when its own time ended first."""
     missed = study.pruned.get(NOT_IN_TIME, 0)
-    if not missed:
+    if not _late(study):
         return ()
-    return (f"The time limit came first: {missed} choices of machines were left out of this explanation.",)
+    looked = len({(b.hardware, b.machines) for b in study.blocks})
+    return (
+        f"That there is no plan is proved; its explanation is partial. It stopped after "
+        f"{format_duration(study.request.time_limit_s)}, having looked at {looked} choices of machines and not at {missed}: "
+        "a smaller change than those named may do, and another limit may clash too.",
+    )
 
 
 def _no_plan(
     request: TrainRequest, model: ModelSpec, catalog: Catalog, report: SolverReport, excluded: Sequence[Deployment]
 ) -> Plan:
-    """Explain an infeasible request over the widest table: nothing is dropped for being hopeless."""
-    study = make_train_study(request, model, catalog, near_miss=WIDE, explain=True, excluded=excluded)
+    """Explain an infeasible request over the widest table: nothing is dropped for being hopeless.
+
+    The explanation has a time of its own, EXPLAIN_S or the request's limit when that is shorter.
+    """
+    bounded = replace(request, time_limit_s=min(request.time_limit_s, EXPLAIN_S))
+    study = make_train_study(bounded, model, catalog, near_miss=WIDE, explain=True, excluded=excluded)
     problem, keep, _ = pruned(study.problem)
     core = clashing_limits(problem) if len(problem.rows) else ()
     relaxations = []

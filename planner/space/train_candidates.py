@@ -106,6 +106,7 @@ def enumerate_rows(
             accumulation,
             interval,
             offload,
+            np.zeros(len(tensor)),
         )
         parts.append([c[good] for c in columns])
     if not parts:

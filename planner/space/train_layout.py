@@ -140,6 +140,13 @@ def _checkpoint_ok(p: _Problem) -> BoolArray:
     return np.asarray(ok & ((k <= 1) | p.framework.checkpoint_any_interval))
 
 
+def _checkpoint_words(p: _Problem) -> str:
+    k, most = _first(p, "checkpoint_interval"), -(-len(p.model.layers) // _first(p, "pipeline_parallel"))
+    if k > most:
+        return f"a checkpoint every {k} layers in stages of {most}"
+    return f"{p.framework.label} checkpoints every layer or none, not every {k}"
+
+
 def _combination_ok(p: _Problem) -> BoolArray:
     """The framework's own limits on what goes together (Combinations)."""
     c, r, job = p.framework.combinations, p.rows, p.job
@@ -246,10 +253,7 @@ RULES: tuple[Rule, ...] = (
     ),
     (
         _checkpoint_ok,
-        lambda p: (
-            f"a checkpoint every {_first(p, 'checkpoint_interval')} layers does not fit the stage "
-            f"or {p.framework.label}"
-        ),
+        _checkpoint_words,
     ),
     (
         lambda p: np.asarray(

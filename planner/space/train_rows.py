@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 import numpy.typing as npt
 
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
+Split = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,8 @@ class TrainRows:
 
     zero_stage 0..3 (fsdp2, torchtitan: 3 = full shard, 2 = weights stay gathered between forward and backward).
     checkpoint_interval: 0 = none, k = one checkpoint every k layers. world = tensor * pipeline * context * data ranks;
-    expert_parallel divides tensor * context * data.
+    expert_parallel divides tensor * context * data. split: how the layers are cut into pipeline stages, 0 = as
+    planner.estimator.train_stages.split_layers does, k = splits[k - 1].
     """
 
     framework: IntArray
@@ -32,6 +34,8 @@ class TrainRows:
     gradient_accumulation_steps: IntArray
     checkpoint_interval: IntArray
     offload: IntArray
+    split: IntArray
+    splits: tuple[Split, ...] = field(default=(), kw_only=True)
 
     def __len__(self) -> int:
         return len(self.framework)
@@ -43,17 +47,33 @@ class TrainRows:
 
     def columns(self) -> tuple[IntArray, ...]:
         """The columns in the order of the fields."""
-        return tuple(getattr(self, f.name) for f in fields(self))
+        return tuple(getattr(self, f.name) for f in fields(self) if f.name != "splits")
 
     def take(self, index: npt.NDArray[np.int64] | npt.NDArray[np.bool_]) -> TrainRows:
         """The rows at `index` (positions or a mask)."""
-        return TrainRows(*(c[index] for c in self.columns()))
+        return TrainRows(*(c[index] for c in self.columns()), splits=self.splits)
+
+    def cut(self, splits: tuple[Split, ...], index: npt.NDArray[np.int64]) -> TrainRows:
+        """The same rows with row i cut as splits[index[i]]."""
+        return replace(self, split=index + 1, splits=splits)
+
+    @classmethod
+    def join(cls, parts: Sequence[TrainRows]) -> TrainRows:
+        """All rows of the parts, in order, over one table of splits."""
+        shifts = np.cumsum([0, *(len(p.splits) for p in parts)])
+        moved = [
+            (*p.columns()[:-1], np.where(p.split > 0, p.split + s, 0)) for p, s in zip(parts, shifts, strict=False)
+        ]
+        columns = [np.concatenate(same) for same in zip(*moved, strict=True)]
+        return cls(*columns, splits=tuple(split for p in parts for split in p.splits))
 
     @classmethod
     def of(cls, rows: Iterable[Iterable[int]]) -> TrainRows:
-        """Rows from tuples in the order of the fields."""
-        table = np.array([list(r) for r in rows], dtype=np.int64).reshape(-1, len(fields(cls)))
-        return cls(*(np.ascontiguousarray(table[:, i]) for i in range(table.shape[1])))
+        """Rows from tuples in the order of the fields; the split may be left out."""
+        wide = [[*r] for r in rows]
+        columns = len(fields(cls)) - 1
+        table = np.array([r + [0] * (columns - len(r)) for r in wide], dtype=np.int64).reshape(-1, columns)
+        return cls(*(np.ascontiguousarray(table[:, i]) for i in range(columns)))
 
 
 def compact(*columns: IntArray) -> tuple[tuple[IntArray, ...], IntArray]:

@@ -77,3 +77,44 @@ def test_bad_input(capsys, extra, mentions):
 def test_training_options_do_not_pass_silently_in_serving(capsys):
     assert run(["solve", "--model", "8b", "--deadline", "24h"]) == 2
     assert "--task train" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("extra", "words"),
+    [
+        (["--cp", "3"], "--context-parallel 3: "),
+        (["--checkpoint-interval", "999"], "--checkpoint-interval 999: a checkpoint every 999 layers in stages of 32"),
+        (["--micro-batch-size", "1000000000"], "--micro-batch-size 1000000000: the global batch has at most"),
+        (["--dp", "7"], "--data-parallel 7: 8 GPUs are not divisible by 7"),
+        (
+            ["--cp", "8", "--framework", "deepspeed"],
+            "--context-parallel 8: DeepSpeed with the Hugging Face Trainer has no",
+        ),
+        (
+            ["--zero-stage", "1", "--framework", "fsdp2"],
+            "--zero-stage 1: PyTorch FSDP2 with accelerate has no ZeRO stage 1",
+        ),
+    ],
+)
+def test_an_impossible_pin_is_named_with_its_reason(capsys, extra, words):
+    tree = json.loads(output(capsys, ["solve", *JOB, *ON, *extra, "--json"], 3))
+    assert any(line.startswith(words) for line in tree["infeasible"]["core"]), tree["infeasible"]["core"]
+    assert not any("x)" in line for line in tree["infeasible"]["core"])
+
+
+def test_samples_longer_than_the_sequence_need_packing(capsys):
+    job = [
+        "--task",
+        "train",
+        "--model",
+        "llama-3.1-8b",
+        "--samples",
+        "1000",
+        "--sample-tokens",
+        "9000",
+        "--seq-len",
+        "4096",
+    ]
+    assert run(["solve", *job, *ON, "--no-packing"]) == 2
+    assert "a sample of 9000 tokens does not fit a sequence of 4096" in capsys.readouterr().err
+    output(capsys, ["solve", *job, *ON, "--json"])

@@ -93,3 +93,15 @@ def test_an_infeasible_run_names_a_change_that_works(catalog, model):
     change = next(r for r in plan.infeasible.relaxations if "budget" in r.limit)
     assert solve_training(request(budget_usd=change.needed), model, catalog).status == "optimal"
     assert solve_training(request(budget_usd=change.needed - 0.02), model, catalog).status == "infeasible"
+
+
+def test_a_partial_explanation_says_so(catalog, model, monkeypatch):
+    monkeypatch.setattr("planner.solver.training.EXPLAIN_S", 1e-9)
+    plan = solve_training(request(budget_usd=5.0), model, catalog)
+    assert plan.status == "infeasible"
+    assert any("its explanation is partial" in line for line in plan.assumptions)
+
+
+def test_the_whole_explanation_says_nothing_of_time(catalog, model):
+    plan = solve_training(request(budget_usd=5.0), model, catalog)
+    assert not any("partial" in line for line in plan.assumptions)

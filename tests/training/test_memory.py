@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from planner.engines.training import stacks
 from planner.estimator.memory.train_activations import layer_kept_bytes
-from planner.estimator.memory.train_states import adapter_params, state_bytes
-from planner.estimator.memory.training import BACKWARD, STEP
+from planner.estimator.memory.train_states import adapter_params, train_state_bytes
+from planner.estimator.memory.training import BACKWARD, STEP, quantised_model_bytes
 from planner.request import TrainJob
 from tests.training.helpers import gpt, hardware, memory, model, row
 
@@ -19,7 +19,7 @@ JOB = TrainJob(seq_len=SEQ)
 
 
 def per_param(framework: str, optimizer: str = "adamw", precision: str = "bf16") -> float:
-    state = state_bytes(TrainJob(optimizer=optimizer, precision=precision), stacks()[framework])
+    state = train_state_bytes(TrainJob(optimizer=optimizer, precision=precision), stacks()[framework])
     return state.weights + state.gradients + state.optimizer
 
 
@@ -241,3 +241,13 @@ def test_rows_of_several_frameworks_are_independent():
     ]
     together = memory(LLAMA, JOB, hardware(), *rows)
     assert together.peak_bytes == pytest.approx([memory(LLAMA, JOB, hardware(), r).peak_bytes[0] for r in rows])
+
+
+def test_fsdp2_qlora_loads_the_whole_4_bit_model_in_every_process():
+    spec, job = model("llama-3-70b"), TrainJob(method="qlora", seq_len=2048)
+    hw = hardware("a100-sxm-80")
+    got = memory(spec, job, hw, row("fsdp2", dp=8, zero=3), row("fsdp2", dp=2, zero=3), row("deepspeed", dp=8, zero=2))
+    each = quantised_model_bytes(spec, job)
+    assert each == pytest.approx(40e9, rel=0.06)  # 70e9 x 0.52 B and 2.1e9 of embedding and head x 2 B
+    assert got.host_ram_bytes[:2].tolist() == pytest.approx([8 * each, 2 * each])
+    assert got.host_ram_bytes[2] < 8 * each

@@ -53,7 +53,9 @@ def layer_kept_bytes(
     return np.asarray(tokens * per)
 
 
-def checkpoint_bytes(hidden: int, framework: Framework, tokens: FloatArray, tensor: FloatArray) -> FloatArray:
+def activation_checkpoint_bytes(
+    hidden: int, framework: Framework, tokens: FloatArray, tensor: FloatArray
+) -> FloatArray:
     """Bytes of one checkpointed layer input for `tokens` tokens."""
     ways = tensor if framework.sequence_parallel else np.ones_like(tensor)
     return np.asarray(CHECKPOINT_BYTES * hidden * tokens / ways)

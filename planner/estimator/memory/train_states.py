@@ -38,7 +38,7 @@ class StateBytes:
     extra: float
 
 
-def state_bytes(job: TrainJob, framework: Framework) -> StateBytes:
+def train_state_bytes(job: TrainJob, framework: Framework) -> StateBytes:
     """Bytes of states per trainable parameter of this framework for the job's optimizer and precision."""
     state, n = optimizer_state(job.optimizer), framework.number
     pure = not state.master

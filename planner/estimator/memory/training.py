@@ -18,9 +18,15 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.engines.training import Framework
-from planner.estimator.memory.train_activations import checkpoint_bytes, layer_kept_bytes, logits_bytes
-from planner.estimator.memory.train_states import PLAIN_BYTES, StateBytes, adapter_params, rank_params, state_bytes
-from planner.estimator.train_stages import split_layers, stages_of
+from planner.estimator.memory.train_activations import activation_checkpoint_bytes, layer_kept_bytes, logits_bytes
+from planner.estimator.memory.train_states import (
+    PLAIN_BYTES,
+    StateBytes,
+    adapter_params,
+    rank_params,
+    train_state_bytes,
+)
+from planner.estimator.train_stages import Cut, Stages, floor_stages, piece_stages, stages_of
 from planner.models.spec import ModelSpec
 from planner.request import OFFLOADS, TrainJob
 from planner.space.hardware_classes import HardwareClass
@@ -77,13 +83,14 @@ class RankStage:
     position: IntArray
 
 
-Combos = tuple[IntArray, IntArray, IntArray, IntArray, IntArray]
+Combos = tuple[IntArray, IntArray, IntArray, IntArray]
 
 
-def rank_stages(model: ModelSpec, job: TrainJob, framework: Framework, combos: Combos) -> tuple[RankStage, ...]:
-    """The three stages that can be worst. combos: tensor, pipeline, context, expert parallel, micro-batch size."""
-    tensor, pipeline, context, expert, micro = combos
-    cut = stages_of(model, job.seq_len, pipeline, np.full(len(tensor), framework.uneven_stages))
+def rank_stages(
+    model: ModelSpec, job: TrainJob, framework: Framework, combos: Combos, cut: Stages
+) -> tuple[RankStage, ...]:
+    """The stages that can be worst. combos: tensor, context, expert parallel, micro-batch size."""
+    tensor, context, expert, micro = combos
     frozen_name = (job.frozen_precision or QLORA_PRECISION) if job.method == "qlora" else ""
     (ut, ue), at = compact(tensor, expert)
     params = rank_params(model, ut, ue, frozen_name)
@@ -92,15 +99,15 @@ def rank_stages(model: ModelSpec, job: TrainJob, framework: Framework, combos: C
     kept = np.stack(
         [layer_kept_bytes(g, model.hidden, job, framework, tokens=tokens, tensor=ways) for g in groups], axis=1
     )
-    checkpoint = checkpoint_bytes(model.hidden, framework, tokens, ways)
+    checkpoint = activation_checkpoint_bytes(model.hidden, framework, tokens, ways)
     logits = logits_bytes(model, job, framework, tokens, ways)
     adapters = np.array([adapter_params(model, job, g) for g in groups])
     full, found = job.method == "full", []
-    for s in range(3):
+    for s in range(cut.counts.shape[1]):
         counts = cut.counts[:, s]
         other = params.embedding[at] * cut.embeds[:, s] + params.head[at] * cut.heads[:, s]
         if model.tie_embeddings:
-            other = other - (params.embedding[at] - model.embedding_extra_params) * (cut.embeds[:, s] & cut.heads[:, s])
+            other = other - (params.embedding[at] - model.embedding_extra_params) * (cut.embeds[:, s] * cut.heads[:, s])
         dense, experts = (counts * params.dense[at]).sum(1), (counts * params.experts[at]).sum(1)
         present = np.where(counts > 0, 1.0, 0.0)
         layer_all = params.dense[at] + params.experts[at]
@@ -256,20 +263,27 @@ def _rows_of(rows: TrainRows, combo: IntArray) -> _Rows:
 
 
 def _one_framework(
-    model: ModelSpec, job: TrainJob, hw: HardwareClass, framework: Framework, rows: TrainRows
+    model: ModelSpec, job: TrainJob, hw: HardwareClass, framework: Framework, rows: TrainRows, cut: Cut
 ) -> dict[str, FloatArray]:
     combos, at = compact(
-        rows.tensor_parallel, rows.pipeline_parallel, rows.context_parallel, rows.expert_parallel, rows.micro_batch_size
-    )
-    tensor, pipeline, context, expert, micro = combos
+        rows.tensor_parallel, rows.pipeline_parallel, rows.context_parallel, rows.expert_parallel, rows.micro_batch_size,
+        rows.split,
+    )  # fmt: skip
+    tensor, pipeline, context, expert, micro, split = combos
     several = (rows.gradient_accumulation_steps > 1).astype(np.int64)
     _, group = compact(at, rows.data_parallel, rows.zero_stage, rows.offload, several)
     first = np.empty(int(group.max()) + 1, dtype=np.int64)
     first[group[::-1]] = np.arange(len(rows) - 1, -1, -1)
     few, n = rows.take(first), framework.number
-    view, per = _rows_of(few, at[first]), state_bytes(job, framework)
-    chosen = rank_stages(model, job, framework, (tensor, pipeline, context, expert, micro))
-    chosen = chosen[: 3 if pipeline.max() > 1 else 1]
+    view, per = _rows_of(few, at[first]), train_state_bytes(job, framework)
+    if cut == "floor":
+        shape = floor_stages(model, pipeline, ends=False)
+    elif cut == "piece":
+        shape = piece_stages(model, pipeline, split, rows.splits)
+    else:
+        shape = stages_of(model, job.seq_len, pipeline, framework.uneven_stages, split, rows.splits)
+    chosen = rank_stages(model, job, framework, (tensor, context, expert, micro), shape)
+    chosen = chosen[: len(chosen) if pipeline.max() > 1 else 1]
     parts = [_states(stage, view, per, job, framework) for stage in chosen]
     peak, moment, which, activations = _peaks(chosen, parts, (at, group), rows, framework)
     place, keeps = which * len(few) + group, n("gradients_held") or n("steady_gradients")
@@ -329,9 +343,10 @@ def _host_bytes(
 ) -> FloatArray:
     """Host memory of one machine: offloaded states with pinned buffers, or the checkpoint while it is loaded.
 
-    Offloaded states of all ranks of the machine = bytes per parameter * P / machines * host_factor.
+    Offloaded states of all ranks of the machine = bytes per parameter * P / machines * host_factor. 4-bit weights that
+    FSDP2 shards are whole in the host memory of every process first: processes of the machine * bytes of the 4-bit model.
     """
-    per, n = state_bytes(job, framework), framework.number
+    per, n = train_state_bytes(job, framework), framework.number
     total = float(model.params_total)
     trainable = total if job.method == "full" else sum(adapter_params(model, job, g) * c for g, c in model.layer_groups)
     base = 0.0 if job.method == "full" else PLAIN_BYTES * total * (0.3 if job.method == "qlora" else 1.0)
@@ -339,20 +354,40 @@ def _host_bytes(
     kept = per.optimizer + per.gradients - np.where(rows.zero_stage == 3, n("stage3_saving_bytes"), 0.0)
     states = np.where(rows.offload > 0, kept + np.where(rows.offload == 2, per.weights, 0.0), 0.0) * trainable
     states = states + np.where(rows.offload == 2, base, 0.0) + per.host * trainable
-    copies = np.where((rows.zero_stage < 3) & (n("load_all_ranks") > 0), np.minimum(rows.world, hw.gpus_per_node), 1)
-    load = (
-        copies
-        * (per.weights if job.method == "full" else PLAIN_BYTES)
-        * total
-        / (rows.pipeline_parallel * rows.tensor_parallel)
-    )
+    local = np.minimum(rows.world, hw.gpus_per_node)
+    if job.method == "qlora":  # where 4-bit weights stay whole they are made on the GPU, tensor by tensor
+        on_host = (rows.zero_stage >= 2) & (n("quantised_on_host") > 0)
+        load = np.where(on_host, local * quantised_model_bytes(model, job), PLAIN_BYTES * total)
+    else:
+        copies = np.where((rows.zero_stage < 3) & (n("load_all_ranks") > 0), local, 1)
+        each = (per.weights if job.method == "full" else PLAIN_BYTES) * total
+        load = copies * each / (rows.pipeline_parallel * rows.tensor_parallel)
     return np.asarray(np.maximum(n("host_factor") * states / machines, load))
 
 
+def quantised_model_bytes(model: ModelSpec, job: TrainJob) -> float:
+    """Bytes of the whole model with its layers in 4 bit, embedding and head in 16."""
+    one = np.ones(1, dtype=np.int64)
+    params = rank_params(model, one, one, job.frozen_precision or QLORA_PRECISION)
+    counts = np.array([n for _, n in model.layer_groups], dtype=float)
+    ends = params.embedding[0] + (0.0 if model.tie_embeddings else params.head[0])
+    return float((counts * params.layer_bytes[0]).sum() + PLAIN_BYTES * ends)
+
+
 def training_memory(
-    model: ModelSpec, job: TrainJob, hw: HardwareClass, frameworks: Sequence[Framework], rows: TrainRows
+    model: ModelSpec,
+    job: TrainJob,
+    hw: HardwareClass,
+    frameworks: Sequence[Framework],
+    rows: TrainRows,
+    *,
+    cut: Cut = "split",
 ) -> TrainMemory:
-    """Memory of each row; equation and source in the module's docstring. rows.framework indexes `frameworks`."""
+    """Memory of each row; equation and source in the module's docstring. rows.framework indexes `frameworks`.
+
+    cut: "floor" = no split of the layers over the stages needs less; "piece" = of one stage alone, rows.splits holding
+    (number of the stage, its layers).
+    """
     size, names = (
         len(rows),
         ("weights", "gradients", "optimizer", "activations", "logits", "buffers", "runtime", "steady", "peak"),
@@ -361,9 +396,9 @@ def training_memory(
     for number, framework in enumerate(frameworks):
         mask = rows.framework == number
         if mask.all() and size:
-            columns.update(_one_framework(model, job, hw, framework, rows))
+            columns.update(_one_framework(model, job, hw, framework, rows, cut))
         elif mask.any():
-            for key, value in _one_framework(model, job, hw, framework, rows.take(mask)).items():
+            for key, value in _one_framework(model, job, hw, framework, rows.take(mask), cut).items():
                 columns[key][mask] = value
     usable = np.full(size, hw.gpu.usable_gib * GIB)
     parts = {f"{k}_bytes": columns[k] for k in names}
@@ -373,10 +408,3 @@ def training_memory(
         worst_moment=columns["moment"].astype(np.int64),
         host_ram_bytes=columns["host"],
     )
-
-
-def stage_layers_for(
-    model: ModelSpec, job: TrainJob, hw: HardwareClass, framework: Framework, row: Sequence[int]
-) -> tuple[int, ...]:
-    """Decoder layers of each pipeline stage of one row (fields of TrainRows in order), as memory and time assume it."""
-    return split_layers(model, job.seq_len, int(row[2]), framework.uneven_stages)

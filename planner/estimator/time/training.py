@@ -3,6 +3,8 @@
     slot   = forward + backward (+ forward again with checkpoints) of the slowest stage, with its traffic
     step   = (m - 1) slot + sum of all stages (1F1B) + exposed data-parallel traffic + optimizer + offload
 
+Data-parallel traffic is that of the fullest stage and hides behind the compute of a mean stage.
+
 Volumes in model bytes: ZeRO-0 all-reduce; 1: reduce-scatter and all-gather once a step; 2: reduce-scatter every
 micro-batch; 3: two all-gathers and a reduce-scatter every micro-batch. Tensor parallel: two all-reduces of 2 b s h a
 layer forward, two backward.
@@ -19,12 +21,12 @@ import numpy.typing as npt
 
 from planner.engines.training import Framework, host_link_gb_per_s
 from planner.estimator.memory.train_activations import layer_kept_bytes
-from planner.estimator.memory.train_states import state_bytes
+from planner.estimator.memory.train_states import train_state_bytes
 from planner.estimator.memory.training import rank_stages
 from planner.estimator.time.kernels import peak_flops
 from planner.estimator.time.train_layers import Passes, Work, gemm, layer_passes
 from planner.estimator.time.train_traffic import Sync, between_stages_s, layer_traffic, offload_s, sync_s
-from planner.estimator.train_stages import Stages, layer_flops_per_token, stages_of
+from planner.estimator.train_stages import Cut, Stages, floor_stages, layer_flops_per_token, stages_of
 from planner.models.spec import ModelSpec
 from planner.request import TrainJob
 from planner.space.hardware_classes import HardwareClass
@@ -62,7 +64,8 @@ def model_flops_per_token(model: ModelSpec, job: TrainJob) -> float:
 
 @dataclass(frozen=True)
 class _Slots:
-    """Seconds per micro-batch for U combinations: at the slowest stage (with traffic of each pass) and over all."""
+    """Seconds per micro-batch for U combinations: at the slowest stage (with traffic of each pass), over all, and compute
+    of a mean stage. Those of the slowest stage are (2, U): without and with recomputation."""
 
     forward: FloatArray
     backward: FloatArray
@@ -70,6 +73,8 @@ class _Slots:
     traffic_backward: FloatArray
     everything: FloatArray
     everything_again: FloatArray
+    mean_forward: FloatArray
+    mean_backward: FloatArray
 
 
 def _head(model: ModelSpec, work: Work) -> Passes:
@@ -85,7 +90,18 @@ def _head(model: ModelSpec, work: Work) -> Passes:
     return Passes(products.forward + stream / 3, products.inputs + weights + stream * 2 / 3, np.zeros_like(stream))
 
 
-def _slots(model: ModelSpec, hw: HardwareClass, work: Work, cut: Stages) -> _Slots:
+@dataclass(frozen=True)
+class _Costs:
+    """Seconds of one layer of each group (U, G) by pass, and of the head (U,)."""
+
+    forward: FloatArray
+    backward: FloatArray
+    out: FloatArray
+    back: FloatArray
+    head: Passes
+
+
+def _costs(model: ModelSpec, hw: HardwareClass, work: Work) -> _Costs:
     groups = [layer for layer, _ in model.layer_groups]
     passes = []
     for layer in groups:
@@ -101,51 +117,66 @@ def _slots(model: ModelSpec, hw: HardwareClass, work: Work, cut: Stages) -> _Slo
     forward = np.stack([p.forward for p in passes], axis=1)
     backward = np.stack([p.inputs for p in passes], axis=1)
     out, back = layer_traffic(model, hw, work)
-    head = _head(model, work)
-    stages = []
-    for s in range(3):
-        counts, last = cut.counts[:, s], cut.heads[:, s]
-        stages.append(
-            (
-                (counts * forward).sum(1) + head.forward * last,
-                (counts * backward).sum(1) + head.inputs * last,
-                (counts * out).sum(1),
-                (counts * back).sum(1),
-            )
-        )
-    worst = np.argmax(np.stack([sum(parts) for parts in stages]), axis=0)
-    chosen = [np.choose(worst, [parts[i] for parts in stages]) for i in range(4)]
-    once = (cut.total * (forward + backward + out + back)).sum(1) + head.forward + head.inputs
-    return _Slots(chosen[0], chosen[1], chosen[2], chosen[3], once, (cut.total * (forward + out)).sum(1) + head.forward)
+    return _Costs(forward, backward, out, back, _head(model, work))
+
+
+def _slots(costs: _Costs, pipeline: IntArray, cut: Stages) -> _Slots:
+    head, layer = costs.head, (costs.forward, costs.backward, costs.out, costs.back)
+    tail = (head.forward, head.inputs, 0.0, 0.0)
+    parts = np.stack(
+        [
+            (cut.counts * x[:, None, :]).sum(2) + np.asarray(h)[..., None] * cut.heads
+            for x, h in zip(layer, tail, strict=True)
+        ]
+    )  # (4, U, S)
+    once, again = parts.sum(0), parts[0] + parts[2]
+    worst = np.stack([np.argmax(once, axis=1), np.argmax(once + again, axis=1)])
+    chosen = np.take_along_axis(parts[:, None], worst[None, :, :, None], axis=3)[..., 0]
+    every = (cut.total * sum(layer)).sum(1) + head.forward + head.inputs
+    repeat = (cut.total * (costs.forward + costs.out)).sum(1) + head.forward
+    forward = ((cut.total * costs.forward).sum(1) + head.forward) / pipeline
+    backward = ((cut.total * costs.backward).sum(1) + head.inputs) / pipeline
+    return _Slots(chosen[0], chosen[1], chosen[2], chosen[3], every, repeat, forward, backward)
 
 
 def _one_framework(
-    model: ModelSpec, job: TrainJob, hw: HardwareClass, framework: Framework, rows: TrainRows, *, interleave: FloatArray
+    model: ModelSpec,
+    job: TrainJob,
+    hw: HardwareClass,
+    framework: Framework,
+    rows: TrainRows,
+    *,
+    interleave: FloatArray,
+    cut: Cut,
 ) -> dict[str, FloatArray]:
-    combos, at = compact(
-        rows.tensor_parallel, rows.pipeline_parallel, rows.context_parallel, rows.expert_parallel, rows.micro_batch_size
-    )
-    tensor, pipeline, context, expert, micro = combos
-    t, c, e, b = (x.astype(float) for x in (tensor, context, expert, micro))
-    work = Work(hw.gpu, job, framework, b * job.seq_len / c, b, t, c, e)
-    cut = stages_of(model, job.seq_len, pipeline, np.full(len(tensor), framework.uneven_stages))
-    slots = _slots(model, hw, work, cut)
+    work, pipeline, split, at = _work(job, hw, framework, rows)
+    if cut == "floor":
+        shape = floor_stages(model, pipeline, ends=True)
+    else:
+        shape = stages_of(model, job.seq_len, pipeline, framework.uneven_stages, split, rows.splits)
+    slots = _slots(_costs(model, hw, work), pipeline, shape)
     hops, tied = between_stages_s(model, hw, work, pipeline)
     replica = rows.tensor_parallel * rows.context_parallel * rows.data_parallel
     outside = (2 * replica > hw.gpus_per_node).astype(np.int64)
-    again = (rows.checkpoint_interval > 0).astype(float)
+    repeat = (rows.checkpoint_interval > 0).astype(np.int64)
+    again = repeat.astype(float)
     m, p, hop = rows.gradient_accumulation_steps, rows.pipeline_parallel, 2 * hops[outside, at]
-    compute, recompute = (slots.forward + slots.backward)[at], slots.forward[at] * again
-    traffic = hop + (slots.traffic_forward + slots.traffic_backward)[at] + slots.traffic_forward[at] * again
+    forward, out = slots.forward[repeat, at], slots.traffic_forward[repeat, at]
+    compute, recompute = forward + slots.backward[repeat, at], forward * again
+    traffic = hop + out + slots.traffic_backward[repeat, at] + out * again
     whole = slots.everything[at] + slots.everything_again[at] * again + hop * (p - 1)
     bubble = np.where(p > 1, (whole - compute - recompute - traffic) / interleave, 0.0)
 
-    stages = rank_stages(model, job, framework, (tensor, pipeline, context, expert, micro))
+    degrees = (work.tensor, work.context, work.expert, work.sequences)
+    tensor, context, expert, micro = (x.astype(np.int64) for x in degrees)
+    stages = rank_stages(model, job, framework, (tensor, context, expert, micro), shape)
     keys, at2 = compact(
         at, rows.tensor_parallel, rows.context_parallel, rows.data_parallel, rows.expert_parallel, rows.zero_stage
     )
     sync = sync_s(job, hw, framework, stages, keys)
-    exposed = _exposed_s(sync, at2, framework, m, (compute + recompute, slots.backward[at] + recompute))
+    mean_again = slots.mean_forward[at] * again
+    backward = slots.mean_backward[at] + mean_again
+    exposed = _exposed_s(sync, at2, framework, m, (slots.mean_forward[at] + backward, backward))
     exposed = exposed + tied[outside, at]
     optimizer = _optimizer_s(job, hw, framework, rows, sync.owned[at2])
     offload = offload_s(job, hw, framework, rows, sync.owned[at2])
@@ -156,12 +187,24 @@ def _one_framework(
     }  # fmt: skip
 
 
+def _work(
+    job: TrainJob, hw: HardwareClass, framework: Framework, rows: TrainRows
+) -> tuple[Work, IntArray, IntArray, IntArray]:
+    """Combinations that times depend on, their pipeline degrees and splits, and the combination of each row."""
+    combos, at = compact(
+        rows.tensor_parallel, rows.pipeline_parallel, rows.context_parallel, rows.expert_parallel, rows.micro_batch_size,
+        rows.split,
+    )  # fmt: skip
+    t, c, e, b = (combos[i].astype(float) for i in (0, 2, 3, 4))
+    return Work(hw.gpu, job, framework, b * job.seq_len / c, b, t, c, e), combos[1], combos[5], at
+
+
 def _exposed_s(
     sync: Sync, at: IntArray, framework: Framework, m: IntArray, hides: tuple[FloatArray, FloatArray]
 ) -> FloatArray:
     """Data-parallel traffic that compute does not hide, and the slowdown of compute by what it hides.
 
-    hides: compute of a micro-batch, backward of one (the last, behind which once-a-step traffic hides).
+    hides: compute of a micro-batch, backward of one (the last, behind which once-a-step traffic hides), of a mean stage.
     """
     n, each, once = framework.number, sync.each_s[at], sync.once_s[at]
     left = np.maximum(each - n("data_overlap") * hides[0], sync.first_s[at]) * m
@@ -173,11 +216,27 @@ def _optimizer_s(
     job: TrainJob, hw: HardwareClass, framework: Framework, rows: TrainRows, owned: FloatArray
 ) -> FloatArray:
     """The step on the GPU streams every state in and out once; paged moments cross the host link."""
-    n, per = framework.number, state_bytes(job, framework)
+    n, per = framework.number, train_state_bytes(job, framework)
     moved = 2 * per.optimizer + per.gradients + per.weights
     stream = moved * owned / (hw.gpu.bandwidth_gb_per_s * GB * n("optimizer_efficiency"))
     paged = 2 * per.host * owned / (host_link_gb_per_s(hw.gpu.pcie_gen) * GB)
     return np.asarray(np.where(rows.offload > 0, 0.0, stream + paged) + n("step_overhead_s"))
+
+
+def layer_and_head_s(
+    model: ModelSpec, job: TrainJob, hw: HardwareClass, framework: Framework, rows: TrainRows
+) -> tuple[FloatArray, FloatArray]:
+    """Seconds of one micro-batch in the mean layer (with its traffic and recomputation) and in the head, per row.
+
+    A stage of n layers takes n * layer (+ head in the last): what cutting layers into stages balances.
+    """
+    work, _, _, at = _work(job, hw, framework, rows)
+    costs, again = _costs(model, hw, work), (rows.checkpoint_interval > 0).astype(float)
+    share = np.array([n for _, n in model.layer_groups]) / len(model.layers)
+    once = ((costs.forward + costs.backward + costs.out + costs.back) * share).sum(1)
+    repeat = ((costs.forward + costs.out) * share).sum(1)
+    head = (costs.head.forward + costs.head.inputs)[at] + costs.head.forward[at] * again
+    return once[at] + repeat[at] * again, head
 
 
 def training_time(
@@ -188,8 +247,12 @@ def training_time(
     rows: TrainRows,
     *,
     interleave: FloatArray | None = None,
+    cut: Cut = "split",
 ) -> TrainTime:
-    """Time of each row; equation in the module's docstring. interleave: model chunks per stage (None = 1)."""
+    """Time of each row; equation in the module's docstring. interleave: model chunks per stage (None = 1).
+
+    cut: "floor" = no split of the layers over the stages is faster.
+    """
     size = len(rows)
     chunks = np.ones(size) if interleave is None else np.asarray(interleave, dtype=float)
     names = ("step", "compute", "recompute", "tensor", "bubble", "data", "optimizer", "offload")
@@ -197,10 +260,10 @@ def training_time(
     for number, framework in enumerate(frameworks):
         mask = rows.framework == number
         if mask.all() and size:
-            columns.update(_one_framework(model, job, hw, framework, rows, interleave=chunks))
+            columns.update(_one_framework(model, job, hw, framework, rows, interleave=chunks, cut=cut))
         elif mask.any():
             for key, value in _one_framework(
-                model, job, hw, framework, rows.take(mask), interleave=chunks[mask]
+                model, job, hw, framework, rows.take(mask), interleave=chunks[mask], cut=cut
             ).items():
                 columns[key][mask] = value
     tokens = rows.micro_batch_size * rows.gradient_accumulation_steps * rows.data_parallel * float(job.seq_len)
