@@ -47,7 +47,8 @@ class Combinations:
 
     pipeline_*, tensor_*: what goes with more than one stage or rank. offload_optimizers: whose states can be on the host.
     least_stage: ZeRO stage an optimizer needs at least, most_stage: allows at most. packed_only: takes no padding.
-    context_plain: context parallelism takes neither padding nor chunked loss. optimizer_methods: all an optimizer goes with.
+    context_plain: context parallelism takes neither padding nor chunked loss. checkpoint_divides: layers per checkpoint
+    divide the layers of every stage. optimizer_methods: all an optimizer goes with.
     """
 
     pipeline_methods: tuple[str, ...] | None = None
@@ -60,6 +61,7 @@ class Combinations:
     most_stage: dict[str, int] = field(default_factory=dict, hash=False)
     packed_only: bool = False
     context_plain: bool = False
+    checkpoint_divides: bool = False
     optimizer_methods: dict[str, list[str]] = field(default_factory=dict, hash=False)
 
 

@@ -61,7 +61,7 @@ def _splits_freely(site: Site, rows: TrainRows) -> BoolArray:
     """Rows with a choice of how many layers each stage gets."""
     uneven = np.array([s.uneven_stages for s in site.stacks])[rows.framework]
     stages = rows.pipeline_parallel
-    return np.asarray(uneven & (stages > 1) & (stages < len(site.model.layers)))
+    return np.asarray(uneven & (rows.split == 0) & (stages > 1) & (stages < len(site.model.layers)))
 
 
 def balance_stages(site: Site, block: Block, floor: Block, pruned: Counter[str]) -> tuple[Block, int]:

@@ -89,7 +89,9 @@ def warnings(study: TrainStudy, row: int, offers: Sequence[OfferChoice]) -> tupl
         if link is not None and not link.verified and hw.gpus_per_node * block.machines > 1:
             lines.append(f"The figures of the link {link.name} are not verified.")
     if not framework.verified:
-        lines.append(f"{framework.label} {framework.version} was read from its documentation, not run.")
+        lines.append(
+            f"{framework.label} {framework.version} was never run here: its configuration classes accept the launch files, no more is known."
+        )
     if study.model.gated_repo:
         lines.append(
             f"{study.model.hf_id} is a gated repository: accept its licence and set HF_TOKEN before you start."

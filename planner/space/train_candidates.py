@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -112,8 +113,19 @@ def enumerate_rows(
     if not parts:
         return TrainRows.of([]), 0
     rows = TrainRows(*(np.concatenate(columns).astype(np.int64) for columns in zip(*parts, strict=True)))
+    rows = _even_where_needed(model, frameworks, rows)
     allowed = legal(model, job, hw, frameworks, rows)
     return rows.take(allowed), int(len(rows) - allowed.sum())
+
+
+def _even_where_needed(model: ModelSpec, frameworks: Sequence[Framework], rows: TrainRows) -> TrainRows:
+    """Rows whose checkpoints must divide the layers of every stage get equal stages."""
+    layers = len(model.layers)
+    degrees = [d for d in range(2, layers + 1) if layers % d == 0]
+    divides = np.array([f.combinations.checkpoint_divides for f in frameworks])[rows.framework]
+    tied = divides & (rows.checkpoint_interval > 1) & np.isin(rows.pipeline_parallel, degrees)
+    split = np.where(tied, np.searchsorted(degrees, rows.pipeline_parallel) + 1, 0)
+    return replace(rows, split=split, splits=tuple((layers // d,) * d for d in degrees))
 
 
 def machine_counts(limit: int | None, gpus_per_node: int, max_gpus: int) -> list[int]:

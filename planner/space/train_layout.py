@@ -137,6 +137,8 @@ def _expert_ok(p: _Problem) -> BoolArray:
 def _checkpoint_ok(p: _Problem) -> BoolArray:
     k, per_stage = p.rows.checkpoint_interval, -(-len(p.model.layers) // p.rows.pipeline_parallel)
     ok = (k >= 0) & (k <= per_stage)
+    if p.framework.combinations.checkpoint_divides:
+        ok &= (k <= 1) | (len(p.model.layers) % np.maximum(1, p.rows.pipeline_parallel * k) == 0)
     return np.asarray(ok & ((k <= 1) | p.framework.checkpoint_any_interval))
 
 
@@ -144,6 +146,8 @@ def _checkpoint_words(p: _Problem) -> str:
     k, most = _first(p, "checkpoint_interval"), -(-len(p.model.layers) // _first(p, "pipeline_parallel"))
     if k > most:
         return f"a checkpoint every {k} layers in stages of {most}"
+    if p.framework.checkpoint_any_interval:
+        return f"{p.framework.label} wants checkpoints every {k} layers to divide the layers of every stage"
     return f"{p.framework.label} checkpoints every layer or none, not every {k}"
 
 

@@ -318,3 +318,23 @@ def test_scripts_stay_short() -> None:
         assert len(texts["train.py"].splitlines()) < 300
         assert len(texts["train_parts.py"].splitlines()) < 400
     assert layout_of(plan()).packages[-1].startswith("datasets")
+
+
+def test_megatron_shards_its_optimizer_only_where_planned() -> None:
+    """Its two switches turn each other on, and its recipe turns one on; uneven stages want whole checkpoints."""
+    for stage in (0, 1):
+        tree = json.loads(
+            render(plan("8b", "megatron_bridge", dp=8, zero_stage=stage, precision="bf16"))["train_settings.json"]
+        )
+        assert tree["megatron"]["optimizer"]["use_distributed_optimizer"] == (stage > 0)
+        assert tree["megatron"]["ddp"]["use_distributed_optimizer"] == (stage > 0)
+    uneven = {
+        "pp": 2,
+        "dp": 4,
+        "layers_per_stage": (15, 17),
+        "checkpoint_interval": 2,
+        "zero_stage": 1,
+        "precision": "bf16",
+    }
+    with pytest.raises(InvalidValueError, match="divide the layers of every stage"):
+        render(plan("8b", "megatron_bridge", **uneven))

@@ -18,9 +18,16 @@ from planner.emit import write_files
 from planner.plan import Plan
 
 
+def _absent(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is None
+    except ModuleNotFoundError:  # of a package inside another, the outer one
+        return True
+
+
 def need(*packages: str) -> pytest.MarkDecorator:
     """Skips, with the reason, where a package is absent."""
-    absent = [p for p in packages if importlib.util.find_spec(p) is None]
+    absent = [p for p in packages if _absent(p)]
     return pytest.mark.skipif(bool(absent), reason=f"not installed: {', '.join(absent)}")
 
 

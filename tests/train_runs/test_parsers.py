@@ -97,6 +97,16 @@ def test_torchtitan_reads_its_configuration() -> None:
 
 
 @pytest.mark.slow
+@need("megatron.bridge", "megatron.core")
+def test_megatron_bridge_reads_its_configuration() -> None:
+    """Its ConfigContainer, model provider and TransformerConfig, packages that need a GPU being stood in for."""
+    found = result("megatron_plans", "0", "400")
+    assert found["complaints"] == []
+    assert found["read"] >= 50
+    assert found["uneven"] >= 1
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("shellcheck", path=SEARCH) is None, reason="not installed: shellcheck")
 def test_shellcheck_is_content(tmp_path: Path) -> None:
     for i, made in enumerate(

@@ -1,4 +1,7 @@
-"""Exhaustive oracle of the split of layers over pipeline stages: every legal layout with every way to cut the layers."""
+"""Exhaustive oracle of the split of layers over pipeline stages: every legal layout with every way to cut the layers.
+
+Layouts whose checkpoints tie them to equal stages have that one way.
+"""
 
 from __future__ import annotations
 
@@ -75,11 +78,14 @@ def shortest_run_s(request: TrainRequest, model: ModelSpec, catalog: Catalog) ->
     stacks = tuple(frameworks().values())
     rows, _ = enumerate_rows(model, request.job, hw, 1, stacks, request.pins)
     best = None
-    for stages in np.unique(rows.pipeline_parallel).tolist():
-        mine = rows.take(rows.pipeline_parallel == stages)
-        splits = every_split(len(model.layers), stages)
-        cut = mine.take(np.repeat(np.arange(len(mine)), len(splits)))
-        cut = cut.cut(splits, np.tile(np.arange(len(splits)), len(mine)))
+    free = rows.take(rows.split == 0)
+    for stages in (0, *np.unique(free.pipeline_parallel).tolist()):
+        cut = rows.take(rows.split > 0)
+        if stages:
+            mine = free.take(free.pipeline_parallel == stages)
+            splits = every_split(len(model.layers), stages)
+            cut = mine.take(np.repeat(np.arange(len(mine)), len(splits)))
+            cut = cut.cut(splits, np.tile(np.arange(len(splits)), len(mine)))
         memory = training_memory(model, request.job, hw, stacks, cut)
         timing = training_time(model, request.job, hw, stacks, cut)
         batch = cut.micro_batch_size * cut.data_parallel * cut.gradient_accumulation_steps

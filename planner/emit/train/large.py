@@ -97,6 +97,9 @@ def megatron_settings(laid: TrainLayout) -> dict[str, Any]:
     if train.zero_stage > 1:
         strategy = "optim_grads_params" if train.zero_stage == 3 else "optim_grads"
         ddp |= {"use_megatron_fsdp": True, "data_parallel_sharding_strategy": strategy}
+    checkpoint: dict[str, Any] = {"save_interval": laid.save_every}
+    if train.zero_stage > 1:
+        checkpoint["ckpt_format"] = "fsdp_dtensor"  # the only one that Megatron FSDP saves
     precision = {"bf16": "bf16_mixed", "fp16": "fp16_mixed", "fp8": "bf16_with_fp8_current_scaling_mixed"}
     return {
         "megatron_precision": precision[dep.precision],
@@ -109,6 +112,7 @@ def megatron_settings(laid: TrainLayout) -> dict[str, Any]:
                 "micro_batch_size": train.micro_batch_size,
             },
             "optimizer": {
+                "use_distributed_optimizer": train.zero_stage > 0,  # either of the two that is on turns the other on
                 "lr": laid.learning_rate,
                 "min_lr": 0.0,
                 "weight_decay": numbers["weight_decay"],
@@ -120,6 +124,6 @@ def megatron_settings(laid: TrainLayout) -> dict[str, Any]:
                 "end_weight_decay": numbers["weight_decay"],
             },
             "dataset": {"sequence_length": train.seq_len},
-            "checkpoint": {"save_interval": laid.save_every},
+            "checkpoint": checkpoint,
         },
     }

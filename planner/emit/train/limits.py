@@ -110,9 +110,11 @@ def _torchtitan(dep: Deployment, train: TrainSettings) -> list[Refusal]:
 
 def _megatron(dep: Deployment, train: TrainSettings) -> list[Refusal]:
     both = dep.pipeline_parallel > 1 and train.zero_stage > 1
+    past = train.checkpoint_interval > 1 and any(n % train.checkpoint_interval for n in train.layers_per_stage or ())
     return [
         (dep.precision == "fp32", "its recipes mix 16 or 8 bit", "Use bf16."),
         (train.offload != "none", "its states stay on the GPU", "Pin --offload none."),
         (train.optimizer != "adamw", "its script here runs AdamW with fp32 states", OTHER),
+        (past, "its checkpoints must divide the layers of every stage", "Pin --checkpoint-interval 1."),
         (both, "Megatron FSDP and pipeline stages were never combined here", "Pin --zero-stage 1."),
     ]

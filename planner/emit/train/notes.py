@@ -159,6 +159,7 @@ def _know(laid: TrainLayout) -> list[str]:
         lines.append("* Not run by us: context parallelism needs the attention kernels of GPUs.")
     if laid.engine not in HUGGING_FACE:
         lines.append(
-            f"* Not run by us: {laid.title} needs GPUs. Fields are those of {facts()['read_from'][laid.engine]}."
+            f"* Not run by us: {laid.title} needs GPUs. The configuration classes of {facts()['read_from'][laid.engine]} "
+            "accept files like these."
         )
     return lines
