@@ -29,7 +29,10 @@ class Range:
 
 @dataclass(frozen=True)
 class OfferChoice:
-    """How many of which machine, where, at which price."""
+    """How many of which machine, where, at which price.
+
+    cpu_threads: threads of one device where the devices are shares of a CPU; None for accelerators, and then left out of files.
+    """
 
     provider: str
     instance_type: str
@@ -42,6 +45,7 @@ class OfferChoice:
     observed_at: str
     source: str
     fabric: str | None = None
+    cpu_threads: int | None = None
 
 
 @dataclass(frozen=True)
@@ -259,6 +263,10 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
         tree["infeasible"]["relaxations"] = [
             {_RENAMED.get(k, k): v for k, v in r.items()} for r in tree["infeasible"]["relaxations"]
         ]
+    for deployed in (tree["deployment"], *(a["deployment"] for a in tree["alternatives"])):
+        for offer in deployed["offers"] if deployed else ():
+            if offer["cpu_threads"] is None:
+                del offer["cpu_threads"]
     listed: dict[str, Any] = plain(tree)
     return listed
 

@@ -37,6 +37,7 @@ def build_app() -> typer.Typer:
     app.command("emit")(emit.emit)
     app.command("accuracy")(import_module("planner.cli.accuracy").accuracy)
     app.command("validate")(import_module("planner.cli.validate").validate)
+    app.command("calibrate")(import_module("planner.cli.calibrate").calibrate)
     app.add_typer(catalog.app, name="catalog")
     app.add_typer(model.app, name="model")
     app.callback()(_root)

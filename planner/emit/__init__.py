@@ -12,7 +12,7 @@ from planner.emit import sglang, static, tensorrt_llm, tgi, train, vllm
 from planner.emit.balancer import CONFIG, balancer_conf, endpoints
 from planner.emit.compose import compose_yaml
 from planner.emit.kubernetes import kubernetes_yaml
-from planner.emit.layout import Layout, layout_of
+from planner.emit.layout import CPU_TARGETS, Layout, layout_of
 from planner.emit.monitor import monitor_sh
 from planner.emit.notes import launch_md
 from planner.emit.skypilot import refusal, skypilot_yaml
@@ -50,6 +50,8 @@ def _by_target(plan: Plan) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
         return train.files_by_target(plan)
     layout = layout_of(plan)
     scripts = _ENGINES[layout.deployment.engine](layout)
+    if layout.vendor == "cpu":
+        return _on_cpu(layout, scripts)
     texts: dict[str, dict[str, str]] = {"serve": scripts, "compose": {"docker-compose.yaml": compose_yaml(layout)}}
     skipped: dict[str, str] = {}
     mpi = layout.deployment.engine == "tensorrt_llm" and layout.nodes_per_replica > 1
@@ -68,6 +70,19 @@ def _by_target(plan: Plan) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
     else:
         skipped["balancer"] = "all replicas answer on one port"
     texts["monitor"] = {"monitor.sh": monitor_sh(layout)}
+    names = [name for group in texts.values() for name in group]
+    texts["notes"] = {"LAUNCH.md": launch_md(layout, names, skipped)}
+    return texts, skipped | {"train": "this is a serving plan"}
+
+
+def _on_cpu(layout: Layout, scripts: dict[str, str]) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
+    """Processes on this machine's CPU: the scripts, and a balancer where they answer on several ports."""
+    texts = {"serve": scripts}
+    skipped = {**CPU_TARGETS, "monitor": "it watches GPUs"}
+    if len(endpoints(layout)) > 1:
+        texts["balancer"] = {CONFIG: balancer_conf(layout)}
+    else:
+        skipped["balancer"] = "all replicas answer on one port"
     names = [name for group in texts.values() for name in group]
     texts["notes"] = {"LAUNCH.md": launch_md(layout, names, skipped)}
     return texts, skipped | {"train": "this is a serving plan"}

@@ -131,9 +131,26 @@ class Layout:
         return names + list(extras.get(self.deployment.precision, []))
 
 
-def vendor_of(gpu: str) -> str:
-    """'amd' for MI250, MI300X, ...; 'nvidia' otherwise (the only vendors an engine of the table runs on)."""
+def vendor_of(offer: OfferChoice) -> str:
+    """'cpu' for shares of a CPU, 'amd' for MI250, MI300X, ...; 'nvidia' otherwise (the only vendors an engine of the table runs on)."""
+    gpu = offer.gpu
+    if offer.cpu_threads is not None:
+        return "cpu"
     return "amd" if re.match(r"(amd[-_ ])?(instinct[-_ ])?mi\d", gpu.lower()) else "nvidia"
+
+
+CPU_TARGETS = dict.fromkeys(
+    ("compose", "kubernetes", "skypilot", "slurm"),
+    "the plan is for CPU processes of this machine: the scripts start them",
+)
+
+
+def cpu_exports(threads: int) -> str:
+    """Shell lines that keep every process on its share of the CPU. OMP_NUM_THREADS can be set from outside."""
+    return (
+        "# CPU devices: no GPU is touched, and each process has its share of the cores\n"
+        f'export CUDA_VISIBLE_DEVICES="" DS_ACCELERATOR=cpu OMP_NUM_THREADS="${{OMP_NUM_THREADS:-{threads}}}"\n'
+    )
 
 
 def checked_text(value: str, what: str) -> str:
@@ -225,7 +242,7 @@ def _lay_out(plan: Plan, dep: Deployment, serve: ServeSettings, spec: EngineSpec
         support=support,
         offer=offer,
         model=checked_text(dep.checkpoint or plan.model.hf_id or plan.model.name, "the model"),
-        vendor=vendor_of(offer.gpu),
+        vendor=vendor_of(offer),
         machines=machines,
         replicas=dep.data_parallel,
         replicas_per_machine=share,

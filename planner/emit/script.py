@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from planner.emit.layout import Layout
+from planner.emit.layout import Layout, cpu_exports
 from planner.emit.text import HEADER, Shell, Word, comment, options, word
 
 MODEL, SERVED = Shell('"$MODEL"'), Shell('"$SERVED_NAME"')
@@ -116,12 +116,12 @@ def _run_block(layout: Layout, command: Command) -> str:
     """Start one process, or one a replica with its own GPUs and port."""
     if command.native_replicas or layout.replicas_per_machine == 1:
         return 'start_replica 0 "$PORT"'
-    visible = "HIP_VISIBLE_DEVICES" if layout.vendor == "amd" else "CUDA_VISIBLE_DEVICES"
+    first, gpus = _gpu_share(layout)
     return f"""if ((REPLICAS == 1)); then
     start_replica 0 "$PORT"
 fi
 
-# One process a replica, each with its own GPUs and its own port: PORT, PORT + 1, ...
+# One process a replica, each with its own {"cores" if layout.vendor == "cpu" else "GPUs"} and its own port: PORT, PORT + 1, ...
 pids=()
 stop() {{
     trap - INT TERM EXIT
@@ -131,16 +131,23 @@ stop() {{
 trap 'stop; exit 143' INT TERM
 trap stop EXIT
 for ((replica = 0; replica < REPLICAS; replica++)); do
-    first=$((replica * {layout.gpus_per_replica}))
-    gpus=$(seq -s, "$first" "$((first + {layout.gpus_per_replica} - 1))")
-    (
+{first}    (
         trap - INT TERM EXIT
-        export {visible}="$gpus"
-        start_replica "$replica" "$((PORT + replica))"
+{gpus}        start_replica "$replica" "$((PORT + replica))"
     ) &
     pids+=("$!")
 done
 wait -n # one replica ending ends all: a supervisor then restarts the whole"""
+
+
+def _gpu_share(layout: Layout) -> tuple[str, str]:
+    """Lines before and at the start of a replica that give it its own GPUs; none on a CPU."""
+    if layout.vendor == "cpu":
+        return "", ""
+    visible = "HIP_VISIBLE_DEVICES" if layout.vendor == "amd" else "CUDA_VISIBLE_DEVICES"
+    each = layout.gpus_per_replica
+    first = f'    first=$((replica * {each}))\n    gpus=$(seq -s, "$first" "$((first + {each} - 1))")\n'
+    return first, f'        export {visible}="$gpus"\n'
 
 
 def serve_sh(layout: Layout, command: Command) -> str:
@@ -156,7 +163,7 @@ def serve_sh(layout: Layout, command: Command) -> str:
 set -euo pipefail
 {_HERE if any("$here/" in str(w) for row in command.options for w in row) else ""}
 {_settings(layout)}
-
+{cpu_exports(layout.offer.cpu_threads) if layout.offer.cpu_threads else ""}
 {install}start_replica() {{ # replica index on this machine, port
     local replica="$1" port="$2"
     local -a args=(

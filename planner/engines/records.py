@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from typing import Any, Literal
@@ -17,6 +17,7 @@ class PrecisionSupport:
 
     max_compute_capability: newest NVIDIA GPU with kernels for it (None = no end). max_tensor_parallel: limit of this
     method inside the engine (None = the engine's own). amd_dtype: key of Gpu.peak_tflops an AMD GPU must have for it.
+    cpu: runs on CPU devices.
     """
 
     precision: str
@@ -28,11 +29,14 @@ class PrecisionSupport:
     max_compute_capability: float | None = None
     max_tensor_parallel: int | None = None
     amd_dtype: str | None = None
+    cpu: bool = False
 
     def runs_on(self, gpu: Gpu) -> bool:
         """True when the engine has kernels for this precision on this GPU."""
         if gpu.vendor == "amd":
             return self.amd and (self.amd_dtype is None or self.amd_dtype in gpu.peak_tflops)
+        if gpu.vendor == "cpu":
+            return self.cpu
         if gpu.vendor != "nvidia" or self.min_compute_capability is None:
             return False
         newest = self.max_compute_capability or float("inf")
@@ -45,7 +49,8 @@ class EngineSpec:
 
     batching: 'continuous' (iteration-level scheduling with chunked prefill), or 'static' (a batch runs to its end).
     online_load: a precision that the engine makes itself is made layer by layer while loading, or after the whole 16-bit
-    model is on the GPU (which must then fit). multi_node: which axes may cross nodes ('none', 'pipeline', 'any'). memory / time: constants with sources, see
+    model is on the GPU (which must then fit). device: 'cpu' = the same engine on CPU devices, with constants of its own.
+     multi_node: which axes may cross nodes ('none', 'pipeline', 'any'). memory / time: constants with sources, see
     data files memory.yaml and time.yaml (read by the estimators).
     """
 
@@ -65,6 +70,12 @@ class EngineSpec:
     source: str
     verified: bool
     online_load: Literal["layer", "whole"] = "whole"
+    device: Literal["gpu", "cpu"] = "gpu"
+
+    @property
+    def constants(self) -> str:
+        """Key of its constants in memory.yaml and time.yaml."""
+        return self.name if self.device == "gpu" else f"{self.name}_{self.device}"
 
     def supports_gpu(self, gpu: Gpu) -> bool:
         """True when the engine has kernels for this GPU."""
@@ -103,8 +114,18 @@ def engines() -> dict[str, EngineSpec]:
     found = {}
     for name, row in read_yaml("support.yaml").items():
         rows = tuple(PrecisionSupport(precision=p, **r) for p, r in row.pop("precisions").items())
+        row.pop("cpu_source", None)
         found[name] = EngineSpec(name=name, precisions=rows, vendors=tuple(row.pop("vendors")), **row)
     return found
+
+
+@cache
+def engine_on_cpu(name: str) -> EngineSpec | None:
+    """The engine as it runs on CPU devices, or None: what support.yaml says with `cpu: true`."""
+    spec = engine(name)
+    rows = tuple(row for row in spec.precisions if row.cpu)
+    kv = {dtype: 0.0 for dtype in spec.kv_dtypes if dtype in {row.precision for row in rows}}
+    return replace(spec, vendors=("cpu",), precisions=rows, kv_dtypes=kv, device="cpu") if rows else None
 
 
 def engine(name: str) -> EngineSpec:

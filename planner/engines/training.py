@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -66,6 +66,17 @@ class Combinations:
 
 
 @dataclass(frozen=True)
+class CpuSupport:
+    """What a framework does on CPU devices, and the constants that differ there. No offload: a CPU has nowhere to."""
+
+    axes: tuple[str, ...]
+    methods: tuple[str, ...]
+    precisions: tuple[str, ...]
+    optimizers: tuple[str, ...]
+    constants: dict[str, float] = field(hash=False)
+
+
+@dataclass(frozen=True)
 class Framework:
     """A training framework at a version.
 
@@ -95,6 +106,7 @@ class Framework:
     constants: dict[str, float] = field(hash=False)
     combinations: Combinations = field(default_factory=Combinations, hash=False)
     models: dict[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
+    cpu: CpuSupport | None = None
 
     def number(self, name: str) -> float:
         """A constant of training.yaml by name; KeyError for a name that no file has."""
@@ -102,7 +114,28 @@ class Framework:
 
     def runs_on(self, gpu: Gpu) -> bool:
         """True when the framework supports the GPU's vendor."""
-        return gpu.vendor in self.vendors
+        return gpu.vendor in self.vendors or (gpu.vendor == "cpu" and self.cpu is not None)
+
+    def on(self, gpu: Gpu) -> Framework:
+        """The framework on this device: what it does and its constants on a CPU, and constants measured on the device."""
+        return self if gpu.vendor != "cpu" and not gpu.measured else _on(self, gpu)
+
+
+@cache
+def _on(framework: Framework, gpu: Gpu) -> Framework:
+    here = {name: value for name, value in gpu.measured.items() if name in framework.constants}
+    cpu = framework.cpu
+    if gpu.vendor != "cpu" or cpu is None:
+        return replace(framework, constants={**framework.constants, **here})
+    return replace(
+        framework,
+        axes=cpu.axes,
+        methods=cpu.methods,
+        precisions=cpu.precisions,
+        optimizers=cpu.optimizers,
+        offloads={},
+        constants={**framework.constants, **here, **cpu.constants},
+    )
 
 
 @cache
@@ -128,10 +161,12 @@ def optimizer_state(name: str) -> OptimizerState:
     return OptimizerState(name, **{k: v for k, v in table[name].items() if k != "source"})
 
 
-def host_link_gb_per_s(pcie_gen: int) -> float:
-    """GB/s between a GPU and host memory for a PCIe generation (beyond the known ones: the nearest)."""
+def host_link_gb_per_s(gpu: Gpu) -> float:
+    """GB/s between a GPU and host memory: measured on it, or for its PCIe generation (beyond the known ones: the nearest)."""
+    if "host_link_gb_per_s" in gpu.measured:
+        return gpu.measured["host_link_gb_per_s"]
     table = _data()["host_link_gb_per_s"]
-    return float(table[min(max(pcie_gen, min(table)), max(table))]["value"])
+    return float(table[min(max(gpu.pcie_gen, min(table)), max(table))]["value"])
 
 
 def _values(rows: dict[str, Any]) -> dict[str, float]:
@@ -165,8 +200,16 @@ def _read(name: str, row: dict[str, Any], constants: dict[str, float]) -> Framew
         constants=constants,
         combinations=_combinations(row.get("combinations", {})),
         models={name: tuple(words) for name, words in row.get("models", {}).items()},
+        cpu=_cpu(row.get("cpu")),
         **fields,
     )
+
+
+def _cpu(row: dict[str, Any] | None) -> CpuSupport | None:
+    if row is None:
+        return None
+    listed = {k: tuple(row[k]) for k in ("axes", "methods", "precisions", "optimizers")}
+    return CpuSupport(**listed, constants=_values({**_data()["cpu_defaults"], **row["constants"]}))
 
 
 def _combinations(row: dict[str, Any]) -> Combinations:

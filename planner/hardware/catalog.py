@@ -14,13 +14,13 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from planner.errors import CatalogError
+from planner.errors import CatalogError, UnknownNameError
 from planner.hardware.files import CatalogFile
 from planner.hardware.filters import matches, matching_offers
 from planner.hardware.names import find_gpu, gpu_names
 from planner.hardware.owned import owned_notes, owned_offers
 from planner.hardware.parse import NAME, PriceKey, parse_gpus, parse_instances, parse_links, parse_prices, parse_quotas
-from planner.hardware.records import Catalog, Gpu, Instance, Link, Offer, Price
+from planner.hardware.records import Catalog, Gpu, Instance, KernelFile, Link, Offer, Price
 
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
@@ -37,7 +37,14 @@ __all__ = [
     "price_age_days",
 ]
 
-_LAYOUT = ("links.yaml", "gpus.yaml", "instances/<provider>.csv", "prices/<provider>.csv", "quotas.csv")
+_LAYOUT = (
+    "links.yaml",
+    "gpus.yaml",
+    "kernels/<gpu>.csv",
+    "instances/<provider>.csv",
+    "prices/<provider>.csv",
+    "quotas.csv",
+)
 STALE_AFTER_DAYS = 14
 """A plan warns when its newest price is older than this; H100 list prices moved by 40% within six months of 2026."""
 
@@ -138,6 +145,8 @@ def _steps(folder: _Folder, layers: _Layers) -> list[Callable[[], None]]:
         raise folder.file(stray[0]).fail("", f"not a catalog file (known: {', '.join(_LAYOUT)})")
     readers = (("links.yaml", _read_links), ("gpus.yaml", _read_gpus))
     steps = [partial(read, folder.file(name), layers) for name, read in readers if name in tops]
+    if folder.own:  # ours are read when a time is asked for: planner.estimator.time.surfaces
+        steps += [partial(_read_kernels, folder.file("kernels", n), n, layers) for n in folder.names("kernels")]
     steps += [partial(_read_instances, folder.file("instances", n), n, layers) for n in folder.names("instances")]
     steps += [partial(_read_prices, folder, n, layers) for n in folder.names("prices")]
     if "quotas.csv" in tops:
@@ -162,9 +171,24 @@ def _read_gpus(file: CatalogFile, layers: _Layers) -> None:
     """Take new GPUs in, and point earlier instances at those that they override."""
     new = parse_gpus(file, layers.links)
     layers.gpus.update(new)
+    _point_at(layers, new)
+
+
+def _point_at(layers: _Layers, new: dict[str, Gpu]) -> None:
     for key, one in layers.instances.items():
         if one.gpu.name in new:
             layers.instances[key] = replace(one, gpu=new[one.gpu.name])
+
+
+def _read_kernels(file: CatalogFile, name: str, layers: _Layers) -> None:
+    """Give a GPU a measured surface of its own; the file's name is the GPU's."""
+    gpu, _, ending = name.rpartition(".")
+    if ending != "csv":
+        raise file.fail("", "kernel surfaces are CSV files")
+    if gpu not in layers.gpus:
+        raise file.fail("", str(UnknownNameError("GPU", gpu, layers.gpus)).rstrip("."))
+    layers.gpus[gpu] = replace(layers.gpus[gpu], kernels=KernelFile(file.label, file.text()))
+    _point_at(layers, {gpu: layers.gpus[gpu]})
 
 
 def _read_instances(file: CatalogFile, name: str, layers: _Layers) -> None:

@@ -116,6 +116,8 @@ def parse_links(file: CatalogFile, below: Mapping[str, Link]) -> dict[str, Link]
             "max_gpus",
             "measured_busbw_gb_per_s",
             "per_peer_gb_per_s",
+            "all_reduce_factor",
+            "reduce_scatter_factor",
             "beyond",
             "verified",
             "source",
@@ -138,6 +140,8 @@ def parse_links(file: CatalogFile, below: Mapping[str, Link]) -> dict[str, Link]
             verified=verified,
             source=row.text("source", ""),
             per_peer_gb_per_s=row.optional_number("per_peer_gb_per_s"),
+            all_reduce_factor=row.optional_number("all_reduce_factor") or 1.0,
+            reduce_scatter_factor=row.optional_number("reduce_scatter_factor") or 1.0,
             beyond=row.known("beyond", beyond, {**below, **found}, "link") if beyond else None,
         )
         if max_gpus is None:
@@ -147,7 +151,8 @@ def parse_links(file: CatalogFile, below: Mapping[str, Link]) -> dict[str, Link]
 
 _GPU_FIELDS = (
     "vendor", "architecture", "compute_capability", "memory_gb", "usable_gib", "bandwidth_gb_per_s", "pcie_gen",
-    "tdp_w", "peak_tflops", "default_link", "bridge_link", "aliases", "unverified", "source", "caveat",
+    "tdp_w", "peak_tflops", "default_link", "bridge_link", "aliases", "unverified", "source", "caveat", "measured",
+    "cpu_threads",
 )  # fmt: skip
 
 
@@ -184,10 +189,25 @@ def parse_gpus(file: CatalogFile, links: Mapping[str, Link]) -> dict[str, Gpu]:
             caveat=row.text("caveat", ""),
             default_link=row.known("default_link", row.text("default_link"), links, "link").name,
             bridge_link=row.known("bridge_link", bridge, links, "link").name if bridge else "",
+            measured=_measured(row),
+            cpu_threads=row.optional_count("cpu_threads", most=4096),
         )
         if vendor == "nvidia" and found[name].compute_capability is None:
             raise row.fail("compute_capability", "is missing")
+        if (vendor == "cpu") != (found[name].cpu_threads is not None):
+            raise row.fail("cpu_threads", "is for vendor cpu, and needed there: threads of one device")
     return found
+
+
+def _measured(row: Row) -> dict[str, float]:
+    """Constants that were measured on the device; which names there are, the estimators know."""
+    values = row.data.get("measured")
+    if values is None:
+        return {}
+    if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
+        raise row.fail("measured", "must map names of constants to numbers")
+    sub = Row(row.file, f"{row.where}, measured", values)
+    return {name: sub.number(name, zero=True) for name in values}
 
 
 def _peaks(row: Row) -> dict[str, float]:

@@ -20,8 +20,17 @@ LinkKind = Literal[
     "ici",
     "fabric-rdma",
     "fabric-tcp",
+    "process-group",
 ]
 Tier = Literal["on_demand", "spot", "reserved", "owned"]
+
+
+@dataclass(frozen=True)
+class KernelFile:
+    """A kernel surface of one's own: kernels/<name>.csv of a catalog folder. label: how errors name it."""
+
+    label: str
+    text: str
 
 
 @dataclass(frozen=True)
@@ -32,6 +41,8 @@ class Gpu:
     a dtype that is absent has no tensor hardware. memory_gb is the label, usable_gib what an engine finds.
     default_link: name of the link between several of these in one machine; bridge_link: with an NVLink bridge added.
     unverified: fields whose value no restatable source confirms ('p2p' = peer access over PCIe).
+    kernels: its own measured surface, None = packaged or borrowed. measured: constants of the time model that were measured
+    on this very device, by name. cpu_threads: threads of one device where a device is a share of a CPU, None for accelerators.
     """
 
     name: str
@@ -50,6 +61,9 @@ class Gpu:
     caveat: str = ""
     default_link: str = ""
     bridge_link: str = ""
+    kernels: KernelFile | None = None
+    measured: dict[str, float] = field(default_factory=dict)
+    cpu_threads: int | None = None
 
     def __hash__(self) -> int:
         return hash(self.name)
@@ -67,6 +81,7 @@ class Link:
     measured_busbw_gb_per_s: bus bandwidth of a large all-reduce where it was measured, else None.
     per_peer_gb_per_s: most that two GPUs get between them (a mesh splits its bandwidth), None = all of it.
     beyond: link to the other GPUs of the machine when it holds more than max_gpus (NVLink bridges), None = unreachable.
+    all_reduce_factor, reduce_scatter_factor: measured time over that of two all-gathers, and over that of one.
     """
 
     name: str
@@ -79,6 +94,8 @@ class Link:
     source: str = ""
     per_peer_gb_per_s: float | None = None
     beyond: Link | None = None
+    all_reduce_factor: float = 1.0
+    reduce_scatter_factor: float = 1.0
 
     def __hash__(self) -> int:
         return hash((self.name, self.bandwidth_gb_per_s))

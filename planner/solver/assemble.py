@@ -57,6 +57,7 @@ def offer_choice(offer: Offer, count: int) -> OfferChoice:
         observed_at=p.observed_on.isoformat(),
         source=p.source,
         fabric=i.fabric.name if i.fabric else None,
+        cpu_threads=i.gpu.cpu_threads,
     )
 
 
@@ -93,7 +94,7 @@ def memory_share(study: Study, row: int) -> float:
     from planner.estimator.memory.rules import memory_rules
 
     _, _, engine, at = parts(study, row)
-    rules = memory_rules(engine.name, engine.version)
+    rules = memory_rules(engine.constants, engine.version)
     if not rules.activation.outside_budget:
         return rules.default_share
     m = study.pairs.memory(np.array([study.rows.pair[at]], dtype=np.int64), study.rows.max_num_seqs[[at]])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from planner.engines.formats import checkpoint_for
-from planner.engines.records import EngineSpec, engine, engines
+from planner.engines.records import EngineSpec, engine, engine_on_cpu, engines
 from planner.errors import InvalidValueError
 from planner.estimator.operating_point import Settings, total_load
 from planner.models.precision import KvDtype, Precision, kv_dtype, kv_dtypes, precision, precisions
@@ -48,8 +48,9 @@ def searched_kv_dtypes(pinned: str | None) -> tuple[KvDtype, ...]:
 
 
 def searched_engines(pinned: str | None) -> tuple[EngineSpec, ...]:
-    """All engines unless one is pinned."""
-    return (engine(pinned),) if pinned is not None else tuple(engines().values())
+    """All engines unless one is pinned, and those that also run on CPU devices once more as they run there."""
+    found = (engine(pinned),) if pinned is not None else tuple(engines().values())
+    return found + tuple(on_cpu for e in found if (on_cpu := engine_on_cpu(e.name)) is not None)
 
 
 def serving_settings(model: ModelSpec, request: ServeRequest) -> Settings:

@@ -108,7 +108,7 @@ def warnings(study: Study, row: int, offers: Sequence[OfferChoice]) -> tuple[str
         lines.append(
             f"The kernels of {shard.gpu.name} were not measured: its times are those of {surface.surface}, scaled by peak and bandwidth."
         )
-    if not memory_rules(engine.name, engine.version).verified:
+    if not memory_rules(engine.constants, engine.version).verified:
         lines.append(
             f"What {engine.name} {engine.version} keeps for activations and runtime is estimated, not measured."
         )

@@ -86,7 +86,7 @@ def enumerate_rows(
     for number, framework in enumerate(frameworks):
         if job_problem(model, job, framework, hw.gpu) is not None or (pins.framework not in (None, framework.name)):
             continue
-        grids = np.meshgrid(*_framework_axes(model, job, hw, world, framework, pins), indexing="ij")
+        grids = np.meshgrid(*_framework_axes(model, job, hw, world, framework.on(hw.gpu), pins), indexing="ij")
         tensor, pipeline, context, expert, stage, micro, interval, offload = (g.ravel().astype(np.int64) for g in grids)
         ranks = tensor * pipeline * context
         data = world // ranks

@@ -20,7 +20,8 @@ SIXTEEN_BIT = ("bf16", "fp16")
 def job_problem(model: ModelSpec, job: TrainJob, framework: Framework, gpu: Gpu) -> str | None:
     """Why this framework cannot do this job on this GPU at all; None when it can."""
     if not framework.runs_on(gpu):
-        return f"{framework.label} does not run on {gpu.vendor} GPUs"
+        return f"{framework.label} does not run on {gpu.vendor} {'devices' if gpu.vendor == 'cpu' else 'GPUs'}"
+    framework = framework.on(gpu)
     if job.method not in framework.methods:
         return f"{framework.label} has no {job.method} training"
     if job.precision not in framework.precisions:
@@ -286,9 +287,8 @@ def _problem(model: ModelSpec, job: TrainJob, framework: Framework, hw: Hardware
         elif isinstance(layer.mlp, MoeMlp):
             widths |= {layer.mlp.expert_intermediate} | ({layer.mlp.shared_intermediate} - {0})
     experts = next((layer.mlp.experts for layer in model.layers if isinstance(layer.mlp, MoeMlp)), 0)
-    return _Problem(
-        tuple(sorted(heads)), tuple(sorted(kv)), tuple(sorted(widths)), experts, job, model, framework, hw, rows
-    )
+    here = framework.on(hw.gpu)
+    return _Problem(tuple(sorted(heads)), tuple(sorted(kv)), tuple(sorted(widths)), experts, job, model, here, hw, rows)
 
 
 def layout_problem(

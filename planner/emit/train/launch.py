@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from planner.emit.layout import cpu_exports
 from planner.emit.text import HEADER, comment, word
 from planner.emit.train.layout import TrainLayout
 
@@ -63,7 +64,7 @@ def _start(laid: TrainLayout) -> str:
             '        --master_port "$MASTER_PORT" --no_local_rank "${script[@]}"\nfi'
         )
         return f"{_ADDRESS}\n{ssh}\n{need}\n{_torchrun(laid)}"
-    if laid.engine == "fsdp2":
+    if laid.engine == "fsdp2" and laid.vendor != "cpu":
         ranks = '    --machine_rank "$MACHINE_INDEX" --main_process_ip "$MASTER_ADDR"' if several else "   "
         accelerate = (
             'if [[ "${LAUNCHER:-accelerate}" == accelerate ]]; then\n'
@@ -90,7 +91,8 @@ def _exports(laid: TrainLayout) -> str:
 def launch_sh(laid: TrainLayout, script: list[str], install: bool = True) -> str:
     """The text of launch.sh. script: words of the program and its options, as shell."""
     lines = "\n".join(f"    {part}" for part in script)
-    extra = 'read -r -a extra_launch <<<"${LAUNCH_ARGS:-}"\n' if laid.engine == "fsdp2" else ""
+    launcher = laid.engine == "fsdp2" and laid.vendor != "cpu"
+    extra = 'read -r -a extra_launch <<<"${LAUNCH_ARGS:-}"\n' if launcher else ""
     packages = " ".join(word(p) for p in laid.packages)
     setup = (
         f'if [[ "${{INSTALL:-0}}" == 1 ]]; then python3 -m pip install --quiet {packages}; fi\n\n' if install else ""
@@ -103,7 +105,7 @@ planned_model={word(laid.model)}
 MODEL="${{MODEL:-$planned_model}}"
 OUTPUT_DIR="${{OUTPUT_DIR:-output}}"
 MASTER_PORT="${{MASTER_PORT:-29500}}"
-{_exports(laid)}if [[ -z "${{DATASET:-}}" ]]; then
+{cpu_exports(laid.offer.cpu_threads) if laid.offer.cpu_threads else ""}{_exports(laid)}if [[ -z "${{DATASET:-}}" ]]; then
     echo "set DATASET to {_data(laid)}" >&2
     exit 2
 fi

@@ -133,7 +133,7 @@ def layout_of(plan: Plan) -> TrainLayout:
     machines, share = _machines(dep)
     model = checked_text(plan.model.hf_id or plan.model.name, "the model")
     offer = dep.offers[0]
-    laid = TrainLayout(plan, dep, dep.train, offer, model, vendor_of(offer.gpu), machines, share)
+    laid = TrainLayout(plan, dep, dep.train, offer, model, vendor_of(offer), machines, share)
     _check_support(laid)
     return laid
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib.resources import files as resources
 
+from planner.emit.layout import CPU_TARGETS
 from planner.emit.text import HEADER, comment
 from planner.emit.train.cluster import kubernetes_yaml, sky_refusal, skypilot_yaml, slurm_sh
 from planner.emit.train.large import megatron_settings, titan_settings
@@ -24,7 +25,10 @@ def _template(name: str) -> str:
 
 def hugging_face_files(laid: TrainLayout) -> dict[str, str]:
     """launch.sh, train.py with its parts and settings, and the framework's configuration."""
-    made = {"launch.sh": launch_sh(laid, PYTHON_SCRIPT), SETTINGS: settings_json(laid)}
+    made = {
+        "launch.sh": launch_sh(laid, [*PYTHON_SCRIPT, *(["--cpu"] if laid.vendor == "cpu" else [])]),
+        SETTINGS: settings_json(laid),
+    }
     made["train_parts.py"] = _template("train_parts")
     if laid.deployment.pipeline_parallel > 1:
         made["train.py"] = _template("pipeline")
@@ -35,7 +39,7 @@ def hugging_face_files(laid: TrainLayout) -> dict[str, str]:
         made["ds_config.json"] = to_json(ds_config(laid))
         if laid.machines > 1:
             made["hostfile.example"] = hostfile(laid)
-    else:
+    elif laid.vendor != "cpu":  # accelerate's launcher would turn CPU processes into DDP: torchrun starts them
         made["accelerate.yaml"] = accelerate_yaml(laid)
     return made
 
@@ -60,11 +64,15 @@ def files_by_target(plan: Plan) -> tuple[dict[str, dict[str, str]], dict[str, st
     """Texts by target, and the targets left out with the reason. Raises NoPlanError, InputError."""
     laid = layout_of(plan)
     scripts = hugging_face_files(laid) if laid.engine in HUGGING_FACE else large_files(laid)
-    texts = {"train": scripts, "slurm": {"train.slurm": slurm_sh(laid)}}
-    texts["kubernetes"] = {"kubernetes.yaml": kubernetes_yaml(laid, scripts)}
+    texts = {"train": scripts}
+    if laid.vendor != "cpu":
+        texts["slurm"] = {"train.slurm": slurm_sh(laid)}
+        texts["kubernetes"] = {"kubernetes.yaml": kubernetes_yaml(laid, scripts)}
     skipped = {"serve": "this is a training plan", "compose": "a training run is a job, not a service"}
     skipped |= {"balancer": "a training run answers nobody", "monitor": "OUTPUT_DIR/metrics.jsonl has every step"}
-    reason = sky_refusal(laid)
+    if laid.vendor == "cpu":
+        skipped |= CPU_TARGETS
+    reason = CPU_TARGETS["skypilot"] if laid.vendor == "cpu" else sky_refusal(laid)
     if reason is None and laid.offer.count < laid.machines:
         reason = "one task rents one kind of machine, and the plan mixes offers"
     if reason is None:

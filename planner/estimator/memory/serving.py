@@ -183,7 +183,7 @@ def memory_table(
     memory_share: float | None = None,
 ) -> MemoryTable:
     """The table of pairs given as (shard, engine) indices."""
-    rules = [memory_rules(e.name, e.version) for e in engines]
+    rules = [memory_rules(e.constants, e.version) for e in engines]
     seen: dict[tuple[object, ...], int] = {}
     costs: list[tuple[StageCost, ...]] = []
     used: list[MemoryRules] = []

@@ -265,6 +265,7 @@ def _rows_of(rows: TrainRows, combo: IntArray) -> _Rows:
 def _one_framework(
     model: ModelSpec, job: TrainJob, hw: HardwareClass, framework: Framework, rows: TrainRows, cut: Cut
 ) -> dict[str, FloatArray]:
+    framework = framework.on(hw.gpu)
     combos, at = compact(
         rows.tensor_parallel, rows.pipeline_parallel, rows.context_parallel, rows.expert_parallel, rows.micro_batch_size,
         rows.split,

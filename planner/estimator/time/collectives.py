@@ -29,13 +29,18 @@ def _data() -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Fabric:
-    """Columns (S, 1) of S groups: ranks, seconds of latency, handshake, bytes/s each rank gets. One rank costs nothing."""
+    """Columns (S, 1) of S groups: ranks, seconds of latency, handshake, bytes/s each rank gets. One rank costs nothing.
+
+    all_reduce, reduce_scatter: measured time over the ring's (1 where nobody measured it).
+    """
 
     ranks: FloatArray
     latency_s: FloatArray
     handshake_s: FloatArray
     handshake_bytes: FloatArray
     bytes_per_s: FloatArray
+    all_reduce: FloatArray
+    reduce_scatter: FloatArray
 
 
 def _one(link: Link | None, ranks: int) -> tuple[float, float, float, float]:
@@ -65,7 +70,9 @@ def fabric(links: Sequence[Link | None], ranks: Sequence[int]) -> Fabric:
             known[link, count] = _one(link, count)
         rows.append(known[link, count])
     table = np.array(rows, dtype=float)
-    return Fabric(np.array(ranks, dtype=float)[:, None], table[:, :1], table[:, 1:2], table[:, 2:3], table[:, 3:4])
+    factors = np.array([(link.all_reduce_factor, link.reduce_scatter_factor) if link else (1.0, 1.0) for link in links])
+    columns = (table[:, :1], table[:, 1:2], table[:, 2:3], table[:, 3:4], factors[:, :1], factors[:, 1:])
+    return Fabric(np.array(ranks, dtype=float)[:, None], *columns)
 
 
 def _wire_s(group: Fabric, wire_bytes: FloatArray) -> FloatArray:
@@ -80,7 +87,7 @@ def _wire_s(group: Fabric, wire_bytes: FloatArray) -> FloatArray:
 
 def all_reduce_s(group: Fabric, message_bytes: npt.ArrayLike) -> FloatArray:
     """V = 2 (n-1)/n message."""
-    return _wire_s(group, 2 * (group.ranks - 1) / group.ranks * np.asarray(message_bytes))
+    return _wire_s(group, 2 * (group.ranks - 1) / group.ranks * np.asarray(message_bytes)) * group.all_reduce
 
 
 def all_gather_s(group: Fabric, message_bytes: npt.ArrayLike) -> FloatArray:
@@ -90,7 +97,7 @@ def all_gather_s(group: Fabric, message_bytes: npt.ArrayLike) -> FloatArray:
 
 def reduce_scatter_s(group: Fabric, message_bytes: npt.ArrayLike) -> FloatArray:
     """V = (n-1)/n message, the message being what every rank starts with."""
-    return all_gather_s(group, message_bytes)
+    return all_gather_s(group, message_bytes) * group.reduce_scatter
 
 
 def all_to_all_s(group: Fabric, message_bytes: npt.ArrayLike) -> FloatArray:

@@ -49,7 +49,7 @@ class EngineTiming:
 
 def engine_timing(engines: Sequence[EngineSpec]) -> EngineTiming:
     """Constants of E engines."""
-    rows = [timing_row(e.name, e.version) for e in engines]
+    rows = [timing_row(e.constants, e.version) for e in engines]
 
     def column(name: str, scale: float = 1.0) -> FloatArray:
         return np.array([float(r[name]) * scale for r in rows])

@@ -32,6 +32,13 @@ def constants() -> dict[str, float]:
     return {name: float(row["value"]) for name, row in raw["constants"].items()}
 
 
+@cache
+def device_constants(gpu: Gpu) -> dict[str, float]:
+    """The constants with those that were measured on this very device (gpus.yaml, measured) in their place."""
+    table = constants()
+    return {**table, **{name: value for name, value in gpu.measured.items() if name in table}}
+
+
 def peak_flops(gpu: Gpu, dtype: str) -> float:
     """Dense FLOP/s of a compute dtype. bf16 and fp16 stand for each other (same rate where both exist; Volta and Turing have fp16 only)."""
     names = SIXTEEN_BIT if dtype in SIXTEEN_BIT else (dtype,)
@@ -61,7 +68,9 @@ def _moe_dtype(precision: Precision) -> str:
 
 @dataclass(frozen=True)
 class Devices:
-    """Per-shard facts as columns (S, 1): FLOP/s of weights and of 16-bit work, bytes/s, bytes per weight and per KV element."""
+    """Per-shard facts as columns (S, 1): FLOP/s of weights and of 16-bit work, bytes/s, bytes per weight and per KV element.
+
+    floor, streaming_floor: seconds of the shortest kernel; streaming_rate: bytes/s of kernels that only move data."""
 
     peak: FloatArray
     peak16: FloatArray
@@ -73,6 +82,9 @@ class Devices:
     quantises_attention: FloatArray
     quantises_head: FloatArray
     borrowed: npt.NDArray[np.bool_]
+    floor: FloatArray
+    streaming_floor: FloatArray
+    streaming_rate: FloatArray
     gemm: Stack
     gemm16: Stack
     decode: Stack
@@ -105,6 +117,11 @@ def devices(shards: Sequence[Shard]) -> Devices:
         quantises_attention=_column([float(s.precision.quantises_attention) for s in shards]),
         quantises_head=_column([float(s.precision.quantises_lm_head) for s in shards]),
         borrowed=np.array([surface_of(s.gpu).borrowed for s in shards]),
+        floor=_column([device_constants(s.gpu)["kernel_floor_us"] * 1e-6 for s in shards]),
+        streaming_floor=_column([device_constants(s.gpu)["streaming_floor_us"] * 1e-6 for s in shards]),
+        streaming_rate=_column(
+            [s.gpu.bandwidth_gb_per_s * GB * device_constants(s.gpu)["streaming_efficiency"] for s in shards]
+        ),
         gemm=Stack.build("gemm", [(n, _kernel_dtype(s.precision)) for n, s in zip(names, shards, strict=True)]),
         gemm16=Stack.build("gemm", [(n, "bf16") for n in names]),
         decode=Stack.build(
@@ -139,7 +156,7 @@ def gemm_s(
         memory = (weight * n_col * k_col + act * m * k_col + 2 * m * n_col) / dev.bandwidth
         return np.asarray(np.maximum(compute, memory) / stack.efficiency(n, k, m))
 
-    floor = constants()["kernel_floor_us"] * 1e-6
+    floor = dev.floor
     if quantised.min() >= 1:
         return np.maximum(variant(dev.peak, dev.weight_bytes, dev.activation_bytes, dev.gemm, dev.dequant), floor)
     plain = variant(dev.peak16, 2.0, 2.0, dev.gemm16, 1.0)
@@ -166,7 +183,7 @@ def moe_s(dev: Devices, stack: Stack, m: FloatArray, shape: MoeShape) -> FloatAr
     acts = pairs * ((h + width) * dev.activation_bytes + (2 * width + h) * 2)
     roof = np.maximum(2 * matrices * pairs * h * width / dev.peak, (weight + acts) / dev.bandwidth)
     eff = stack.efficiency(width + 0 * m, weight / 1e6, pairs / touched)
-    return np.asarray(np.maximum(roof / eff, constants()["kernel_floor_us"] * 2e-6))
+    return np.asarray(np.maximum(roof / eff, 2 * dev.floor))
 
 
 @dataclass(frozen=True)
@@ -200,9 +217,7 @@ def decode_attention_s(dev: Devices, sequences: FloatArray, context: float, cach
     amount = sequences * kv_col * context * elements * dev.kv_bytes
     flops = sequences * context * flops_per_token
     eff = dev.decode.efficiency(sequences * kv_col * elements / 256, np.array([context]))
-    return np.asarray(
-        np.maximum(np.maximum(amount / dev.bandwidth, flops / dev.peak16) / eff, constants()["kernel_floor_us"] * 1e-6)
-    )
+    return np.asarray(np.maximum(np.maximum(amount / dev.bandwidth, flops / dev.peak16) / eff, dev.floor))
 
 
 def prefill_attention_s(
@@ -216,12 +231,9 @@ def prefill_attention_s(
     pairs = tokens * reach - reach * reach / 2
     flops = 2 * _column_of(heads) * head_dims * pairs
     eff = dev.prefill.efficiency(np.asarray(heads, dtype=float), np.array([float(max(reach, 1))]))
-    return np.asarray(np.maximum(flops / dev.peak16 / eff, constants()["kernel_floor_us"] * 1e-6))
+    return np.asarray(np.maximum(flops / dev.peak16 / eff, dev.floor))
 
 
 def streaming_s(dev: Devices, bytes_moved: FloatArray, kernels: float = 1.0) -> FloatArray:
     """Norms, rotary, activations, quantisation, sampling: bytes / (bandwidth * efficiency) + a floor for each kernel."""
-    table = constants()
-    return np.asarray(
-        bytes_moved / (dev.bandwidth * table["streaming_efficiency"]) + kernels * table["streaming_floor_us"] * 1e-6
-    )
+    return np.asarray(bytes_moved / dev.streaming_rate + kernels * dev.streaming_floor)

@@ -17,10 +17,12 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.errors import CatalogError
-from planner.hardware.records import Gpu
+from planner.hardware.records import Gpu, KernelFile
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
+Surface = str | KernelFile
+"""A packaged surface by name, or one's own."""
 
 
 def read_data(package: str, name: str) -> Any:
@@ -38,39 +40,72 @@ def axes() -> dict[str, list[FloatArray]]:
     return {kernel: [np.log2(np.array(a, dtype=float)) for a in axis.values()] for kernel, axis in raw.items()}
 
 
+def label_of(surface: Surface) -> str:
+    """How errors name the file."""
+    return surface.label if isinstance(surface, KernelFile) else f"kernels/{surface}.csv"
+
+
+LENT = "experts,borrowed,"
+"""The line of one's own file that names the packaged surface whose experts stand in: they are not measured there."""
+
+
+def _lender(surface: KernelFile) -> str:
+    """The packaged surface that lends the grouped products of experts to one's own file."""
+    found = next((line.removeprefix(LENT).strip() for line in surface.text.splitlines() if line.startswith(LENT)), None)
+    measured = set(read_data("hardware_catalog.kernels", "borrow.yaml")["measured"].values())
+    if found not in measured:
+        raise CatalogError(f"{surface.label} names no surface for experts", f"add the line {LENT}NAME", f"Known: {', '.join(sorted(measured))}.")
+    return str(found)
+
+
 @cache
-def _tables(file: str) -> dict[tuple[str, str], FloatArray]:
+def _tables(surface: Surface) -> dict[tuple[str, str], FloatArray]:
     """Log2 efficiency of one file by (kernel, dtype)."""
-    text = files("hardware_catalog.kernels").joinpath(file).read_text("utf-8")
+    if isinstance(surface, KernelFile):
+        text = surface.text
+    else:
+        text = files("hardware_catalog.kernels").joinpath(f"{surface}.csv").read_text("utf-8")
     lines: dict[tuple[str, str], list[str]] = {}
     for line in text.splitlines():
-        if line and not line.startswith("#"):
-            kernel, dtype, rest = line.split(",", 2)
+        if line and not line.startswith(("#", LENT)):
+            kernel, dtype, rest = ([*line.split(",", 2), "", ""])[:3]
+            if kernel not in axes() or not rest:
+                raise CatalogError(
+                    f"{label_of(surface)}: {line[:60]!r} is no row of a kernel", f"known: {', '.join(axes())}"
+                )
             lines.setdefault((kernel, dtype), []).append(rest.split(",", len(axes()[kernel]) - 1)[-1])
-    found = {}
-    for (kernel, dtype), rows in lines.items():
-        shape = [len(a) for a in axes()[kernel]]
+    return {key: _table(label_of(surface), key, rows) for key, rows in lines.items()}
+
+
+def _table(label: str, key: tuple[str, str], rows: list[str]) -> FloatArray:
+    """Log2 efficiency on the grid of a kernel from the values of its lines."""
+    shape = [len(a) for a in axes()[key[0]]]
+    try:
         values = np.array(",".join(rows).split(","), dtype=float)
-        if values.size != np.prod(shape):
-            raise CatalogError(
-                f"kernels/{file}: {kernel} {dtype} has {values.size} values",
-                f"the grid of axes.yaml needs {np.prod(shape)}",
-            )
-        found[kernel, dtype] = np.log2(values.reshape(shape))
-    return found
+    except ValueError:
+        raise CatalogError(f"{label}: {' '.join(key)} has a value that is no number", "") from None
+    if values.size != np.prod(shape):
+        raise CatalogError(
+            f"{label}: {' '.join(key)} has {values.size} values", f"the grid of axes.yaml needs {np.prod(shape)}"
+        )
+    if not np.all(np.isfinite(values)) or values.min() <= 0:
+        raise CatalogError(f"{label}: {' '.join(key)} has an efficiency that is not above 0", "")
+    return np.asarray(np.log2(values.reshape(shape)))
 
 
 @dataclass(frozen=True)
 class SurfaceChoice:
     """Which measured surface stands for a GPU. borrowed: measured on another GPU."""
 
-    surface: str
+    surface: Surface
     borrowed: bool
 
 
 @cache
 def surface_of(gpu: Gpu) -> SurfaceChoice:
     """The surface of a GPU: its own, or the one of the nearest relative (borrow.yaml)."""
+    if gpu.kernels is not None:
+        return SurfaceChoice(gpu.kernels, False)
     table = read_data("hardware_catalog.kernels", "borrow.yaml")
     if gpu.name in table["measured"]:
         return SurfaceChoice(table["measured"][gpu.name], False)
@@ -78,15 +113,16 @@ def surface_of(gpu: Gpu) -> SurfaceChoice:
     return SurfaceChoice(relative or table["by_vendor"][gpu.vendor], True)
 
 
-def table_of(surface: str, kernel: str, dtype: str) -> FloatArray:
+def table_of(surface: Surface, kernel: str, dtype: str) -> FloatArray:
     """Log2 efficiency on the grid of `kernel`; a dtype the GPU was not measured in takes the nearest measured one."""
-    file = f"{surface}-experts.csv" if kernel.startswith("moe_") else f"{surface}.csv"
-    found = _tables(file)
+    if kernel.startswith("moe_"):
+        surface = f"{_lender(surface) if isinstance(surface, KernelFile) else surface}-experts"
+    found = _tables(surface)
     order = read_dtype_order()[dtype]
     for candidate in order:
         if (kernel, candidate) in found:
             return found[kernel, candidate]
-    raise CatalogError(f"kernels/{file} has no {kernel} surface for {dtype}", f"looked for {', '.join(order)}")
+    raise CatalogError(f"{label_of(surface)} has no {kernel} surface for {dtype}", f"looked for {', '.join(order)}")
 
 
 @cache
@@ -105,7 +141,7 @@ class Stack:
     index: IntArray
 
     @classmethod
-    def build(cls, kernel: str, keys: list[tuple[str, str]]) -> Stack:
+    def build(cls, kernel: str, keys: list[tuple[Surface, str]]) -> Stack:
         """Stack the tables of (surface, dtype) keys, one key per shard."""
         unique = {key: i for i, key in enumerate(dict.fromkeys(keys))}
         tables = np.stack([table_of(surface, kernel, dtype) for surface, dtype in unique])

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.engines.training import Framework
-from planner.estimator.time.kernels import constants, peak_flops
+from planner.estimator.time.kernels import device_constants, peak_flops
 from planner.estimator.time.surfaces import Stack, surface_of, table_of
 from planner.hardware.records import Gpu
 from planner.models.spec import Attention, DenseMlp, LatentAttention, Layer, MoeMlp
@@ -44,7 +44,7 @@ class Work:
     @property
     def bandwidth(self) -> float:
         """Bytes/s of device memory that streaming kernels reach."""
-        return self.gpu.bandwidth_gb_per_s * GB * constants()["streaming_efficiency"]
+        return self.gpu.bandwidth_gb_per_s * GB * device_constants(self.gpu)["streaming_efficiency"]
 
     @property
     def compute_dtype(self) -> str:
@@ -77,7 +77,9 @@ def _gemm_one(work: Work, m: FloatArray, n: FloatArray, k: FloatArray) -> FloatA
     element = 1.0 if dtype == "fp8" else 2.0
     compute = 2 * m * n * k / peak_flops(work.gpu, dtype)
     memory = (element * (n * k + m * k) + 2 * m * n) / (work.gpu.bandwidth_gb_per_s * GB)
-    return np.asarray(np.maximum(np.maximum(compute, memory) / efficiency, constants()["kernel_floor_us"] * 1e-6))
+    return np.asarray(
+        np.maximum(np.maximum(compute, memory) / efficiency, device_constants(work.gpu)["kernel_floor_us"] * 1e-6)
+    )
 
 
 def gemm(work: Work, n: FloatArray, k: FloatArray, tokens: FloatArray | None = None) -> Passes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -9,7 +10,15 @@ import numpy.typing as npt
 
 from planner.engines.training import Framework, host_link_gb_per_s
 from planner.estimator.memory.training import RankStage
-from planner.estimator.time.collectives import Fabric, all_gather_s, all_reduce_s, all_to_all_s, fabric, p2p_s
+from planner.estimator.time.collectives import (
+    Fabric,
+    all_gather_s,
+    all_reduce_s,
+    all_to_all_s,
+    fabric,
+    p2p_s,
+    reduce_scatter_s,
+)
 from planner.estimator.time.train_layers import Work
 from planner.hardware.records import Link
 from planner.models.spec import Attention, LatentAttention, ModelSpec, MoeMlp
@@ -20,6 +29,7 @@ from planner.units import GB
 
 FloatArray = npt.NDArray[np.float64]
 ELEMENT_BYTES = 2.0
+Collective = Callable[[Fabric, FloatArray], FloatArray]
 
 
 def spread_link(hw: HardwareClass, inside: int, ranks: int) -> Link | None:
@@ -113,18 +123,17 @@ def sync_s(
     expert_group = _groups(hw, np.where(expert > 1, expert, tensor), spread)
     calls = np.maximum(1.0, layers)
 
-    def gather(per: float, base: FloatArray | float = 0.0) -> FloatArray:
-        whole = _flat(all_gather_s(group, ((per * dense + base) / calls)[:, None]))
-        return np.asarray(
-            calls * (whole + _flat(all_gather_s(expert_group, (per * experts / calls)[:, None])) * (experts > 0))
-        )
+    def gather(per: float, base: FloatArray | float = 0.0, move: Collective = all_gather_s) -> FloatArray:
+        whole = _flat(move(group, ((per * dense + base) / calls)[:, None]))
+        return np.asarray(calls * (whole + _flat(move(expert_group, (per * experts / calls)[:, None])) * (experts > 0)))
 
-    grads, weights = gather(n("reduce_bytes")), gather(ELEMENT_BYTES)
+    grads, weights = gather(n("reduce_bytes"), move=reduce_scatter_s), gather(ELEMENT_BYTES)
+    summed = 2 * gather(n("reduce_bytes")) * _flat(group.all_reduce)
     live = gather(ELEMENT_BYTES, frozen if job.method == "lora" or n("quantised_sharded") else 0.0)
     shards2 = n("stage2_gathered") > 0
     each = np.where(zero == 3, 2 * live + grads, np.where(zero == 2, grads + (live if shards2 else 0.0), 0.0))
     once = np.where(
-        zero == 0, 2 * grads, np.where(zero == 1, grads + weights, np.where((zero == 2) & (not shards2), weights, 0.0))
+        zero == 0, summed, np.where(zero == 1, grads + weights, np.where((zero == 2) & (not shards2), weights, 0.0))
     )
     split = np.where(zero >= 1, ranks, 1)
     owned = dense / split + experts / np.where(zero >= 1, spread, 1)
@@ -155,7 +164,7 @@ def offload_s(job: TrainJob, hw: HardwareClass, framework: Framework, rows: Trai
     owned: parameters whose states the rank keeps. The CPU optimizer is shared by the ranks of a machine.
     """
     n = framework.number
-    rate = host_link_gb_per_s(hw.gpu.pcie_gen) * GB
+    rate = host_link_gb_per_s(hw.gpu) * GB
     per_machine = np.minimum(rows.world, hw.gpus_per_node)
     step = 2 * ELEMENT_BYTES * owned / rate + owned * per_machine / n("cpu_adam_params_per_s")
     both = rows.offload == OFFLOADS.index("optimizer+parameters")

@@ -149,6 +149,7 @@ def _one_framework(
     interleave: FloatArray,
     cut: Cut,
 ) -> dict[str, FloatArray]:
+    framework = framework.on(hw.gpu)
     work, pipeline, split, at = _work(job, hw, framework, rows)
     if cut == "floor":
         shape = floor_stages(model, pipeline, ends=True)
@@ -219,7 +220,7 @@ def _optimizer_s(
     n, per = framework.number, train_state_bytes(job, framework)
     moved = 2 * per.optimizer + per.gradients + per.weights
     stream = moved * owned / (hw.gpu.bandwidth_gb_per_s * GB * n("optimizer_efficiency"))
-    paged = 2 * per.host * owned / (host_link_gb_per_s(hw.gpu.pcie_gen) * GB)
+    paged = 2 * per.host * owned / (host_link_gb_per_s(hw.gpu) * GB)
     return np.asarray(np.where(rows.offload > 0, 0.0, stream + paged) + n("step_overhead_s"))
 
 
@@ -230,6 +231,7 @@ def layer_and_head_s(
 
     A stage of n layers takes n * layer (+ head in the last): what cutting layers into stages balances.
     """
+    framework = framework.on(hw.gpu)
     work, _, _, at = _work(job, hw, framework, rows)
     costs, again = _costs(model, hw, work), (rows.checkpoint_interval > 0).astype(float)
     share = np.array([n for _, n in model.layer_groups]) / len(model.layers)
