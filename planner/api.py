@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from planner.request import ServeRequest, TrainRequest
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from planner.hardware.records import Catalog
     from planner.models.spec import ModelSpec
     from planner.plan import Deployment, Plan
@@ -15,14 +17,20 @@ if TYPE_CHECKING:
     from planner.solver.single import Estimate, MemoryReport
 
 
-def solve(request: ServeRequest | TrainRequest, *, excluded: Sequence[Deployment] = ()) -> Plan:
+def solve(
+    request: ServeRequest | TrainRequest,
+    *,
+    excluded: Sequence[Deployment] = (),
+    calibration: Sequence[str | Path] = (),
+) -> Plan:
     """The best deployment or training run for the request, with its proof; status 'infeasible' with an explanation when there is none.
 
     excluded: deployments of earlier answers that may not come again, nor what puts more on the same GPU.
+    calibration: validated plans whose measurements correct predictions of their own class (docs/validate.md).
 
     Raises InputError for what cannot be read (unknown names, impossible pins, broken catalog files).
     """
-    catalog, model = _load(request)
+    catalog, model = _load(request, calibration)
     if isinstance(request, TrainRequest):
         from planner.solver.training import solve_training
 
@@ -44,9 +52,9 @@ def compare(request: ServeRequest | TrainRequest, *, near_misses: bool = False) 
     return compare_serving(request, model, catalog, near_misses=near_misses)
 
 
-def estimate(request: ServeRequest | TrainRequest) -> Estimate:
+def estimate(request: ServeRequest | TrainRequest, *, calibration: Sequence[str | Path] = ()) -> Estimate:
     """All predictions for one configuration: pin its axes in request.pins, its hardware in request.hardware."""
-    catalog, model = _load(request)
+    catalog, model = _load(request, calibration)
     if isinstance(request, TrainRequest):
         from planner.solver.train_single import estimate_training
 
@@ -68,14 +76,19 @@ def memory(request: ServeRequest | TrainRequest) -> MemoryReport:
     return memory_serving(request, model, catalog)
 
 
-def _load(request: ServeRequest | TrainRequest) -> tuple[Catalog, ModelSpec]:
-    """Catalog and model of a request."""
+def _load(request: ServeRequest | TrainRequest, calibration: Sequence[str | Path] = ()) -> tuple[Catalog, ModelSpec]:
+    """Catalog and model of a request; the catalog carries the corrections of the calibration files."""
     from planner.hardware.catalog import load_catalog
     from planner.models import load_model
 
     catalog = load_catalog(request.hardware.catalog_dirs)
     if request.hardware.catalog_dirs:
         _check_own(catalog)
+    if calibration:
+        from planner.estimator.corrections import corrected
+        from planner.plan import load_plan
+
+        catalog = corrected(catalog, [(str(file), load_plan(file)) for file in calibration])
     return catalog, load_model(request.model)
 
 

@@ -38,6 +38,12 @@ OUTPUT: Group = {
     ),
     "force": opt._flag("Overwrite files in --out that planner did not write.", "--force"),
 }
+CALIBRATION: Group = {
+    "calibration": opt._many(
+        "Validated plan whose measurements correct predictions of the same GPU and engine (repeatable).",
+        "--calibration",
+    ),
+}
 TABLE: Group = {
     "top": (
         Annotated[
@@ -59,7 +65,7 @@ def request_of(o: Given) -> ServeRequest | TrainRequest:
     return opt.serve_request(o)
 
 
-@opt.command(opt.MODEL, opt.GOAL, opt.LOAD, opt.LIMITS, opt.HARDWARE, opt.PINS, TRAIN, OUTPUT, opt.JSON)
+@opt.command(opt.MODEL, opt.GOAL, opt.LOAD, opt.LIMITS, opt.HARDWARE, opt.PINS, TRAIN, CALIBRATION, OUTPUT, opt.JSON)
 def solve(o: Given) -> int:
     """Find the best deployment or training run, prove it, and write the files that launch it.
 
@@ -73,11 +79,12 @@ def solve(o: Given) -> int:
     request: Any = replace(request_of(o), time_limit_s=opt.duration(o["time_limit"], "--time-limit") or 30.0)
     if o["out"] == "":
         raise InvalidValueError("--out is empty", "", "Name a folder, for example --out plan/.")
+    files = calibration_files(o)
     if o["validate"] is None:
-        plan = solve_request(request)
+        plan = solve_request(request, calibration=files)
     else:
         opt.one_of(o["validate"], ("dry",), "level of --validate")
-        plan = _checked(request)
+        plan = _checked(request, files)
     written: list[Path] = []
     if o["out"] is not None and plan.deployment is not None:
         from planner.emit import write_files
@@ -87,14 +94,14 @@ def solve(o: Given) -> int:
     return EXIT_NO_PLAN if plan.status == "infeasible" else 0
 
 
-def _checked(request: Any) -> Any:
+def _checked(request: Any, calibration: tuple[str, ...]) -> Any:
     """The best answer that the dry run accepts, with its validation."""
     from planner.api import solve as solve_request
     from planner.report.progress import progress
     from planner.validate.checked import checked
 
     with progress() as tell:
-        return checked(lambda excluded: solve_request(request, excluded=excluded), tell)
+        return checked(lambda excluded: solve_request(request, excluded=excluded, calibration=calibration), tell)
 
 
 @opt.command(opt.MODEL, opt.GOAL, opt.LOAD, opt.LIMITS, opt.HARDWARE, opt.PINS, TRAIN, TABLE, opt.JSON)
@@ -122,6 +129,7 @@ def compare(o: Given) -> int:
     opt.HARDWARE,
     ONE_ENGINE,
     TRAIN,
+    CALIBRATION,
     opt.JSON,
 )
 def estimate(o: Given) -> int:
@@ -134,7 +142,7 @@ def estimate(o: Given) -> int:
 
     need_hardware(o)
     one_engine(o)
-    result = estimate_request(request_of(o))
+    result = estimate_request(request_of(o), calibration=calibration_files(o))
     console.show_estimate(result, json=o["json"])
     return 0 if result.fits else EXIT_NO_PLAN
 
@@ -168,6 +176,16 @@ def memory(o: Given) -> int:
     result = memory_request(request_of(o))
     console.show_memory(result, json=o["json"])
     return 0 if result.fits else EXIT_NO_PLAN
+
+
+def calibration_files(o: Given) -> tuple[str, ...]:
+    """The files of --calibration."""
+    files = tuple(o.get("calibration") or ())
+    if any(not file for file in files):
+        raise InvalidValueError(
+            "--calibration is empty", "", "Name a validated plan, for example --calibration checked.yaml."
+        )
+    return files
 
 
 def need_hardware(o: Given) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.engines.records import EngineSpec
+from planner.estimator.corrections import correction
 from planner.estimator.time.surfaces import FloatArray, surface_of
 from planner.estimator.uncertainty import ranges, training_ranges
 from planner.hardware.records import Gpu
@@ -24,8 +25,12 @@ MEASURED_AS = {
 
 def interval(metric: str, gpu: Gpu, engine: EngineSpec | str) -> tuple[float, float]:
     """(low, high) factors around a prediction, by metric, engine, and whether the GPU's kernels are its own or borrowed."""
+    name = engine if isinstance(engine, str) else engine.name
+    known = correction(gpu, name, "ttft_ms" if metric == "ttft_ms" else "tpot_ms")
+    if known.records:
+        return (known.low, known.high) if metric.endswith("_ms") else (1 / known.high, 1 / known.low)
     gpu_class = "borrowed" if surface_of(gpu).borrowed else "measured"
-    return ranges(MEASURED_AS[metric], gpu_class, engine if isinstance(engine, str) else engine.name)
+    return ranges(MEASURED_AS[metric], gpu_class, name)
 
 
 @dataclass(frozen=True)
@@ -55,13 +60,14 @@ def margins(pairs: Iterable[tuple[Gpu, EngineSpec]]) -> Margins:
 INVERSE = ("throughput_tokens_per_s", "tokens_per_s_per_gpu", "mfu")
 
 
-def training_interval(metric: str, gpu: Gpu, moe: bool) -> tuple[float, float]:
+def training_interval(metric: str, gpu: Gpu, moe: bool, framework: str = "") -> tuple[float, float]:
     """(low, high) factors of a training prediction: of the step time by model kind, inverted for rates.
 
     A GPU whose kernels are borrowed widens them by the spread of borrowed against measured serving times.
     """
-    low, high = training_ranges("time_moe" if moe else "time")
-    if surface_of(gpu).borrowed:
+    known = correction(gpu, framework, "step_time_s")
+    low, high = (known.low, known.high) if known.records else training_ranges("time_moe" if moe else "time")
+    if not known.records and surface_of(gpu).borrowed:
         near, far = ranges("tpot", "measured", ""), ranges("tpot", "borrowed", "")
         low, high = low * min(1.0, far[0] / near[0]), high * max(1.0, far[1] / near[1])
     return (1 / high, 1 / low) if metric in INVERSE else (low, high)

@@ -46,7 +46,10 @@ class Settings:
 
 @dataclass(frozen=True)
 class Pairs:
-    """The (shard, engine) pairs under study, as index arrays into shards and engines. groups: attention groups of a replica."""
+    """The (shard, engine) pairs under study, as index arrays into shards and engines. groups: attention groups of a replica.
+
+    speed, first, size: measured / predicted of TPOT, TTFT and memory without the cache by pair (planner.estimator.corrections), None where nothing was measured.
+    """
 
     model: ModelSpec
     shards: Sequence[Shard]
@@ -60,6 +63,9 @@ class Pairs:
     curves: ServingCurves | None
     curve_of: IntArray | None
     margins: Margins | None = None
+    speed: FloatArray | None = None
+    first: FloatArray | None = None
+    size: FloatArray | None = None
 
     def judged(self, which: IntArray, time: ServingTime) -> ServingTime:
         """What limits are held against: the time itself, or the bad end of its range where the pairs carry margins."""
@@ -92,7 +98,8 @@ class Pairs:
             max_model_len=self.settings.max_model_len,
             tokens_per_sequence=self.settings.tokens_per_sequence,
         )
-        return table_memory(self.memory_table, which, rows)
+        memory = table_memory(self.memory_table, which, rows)
+        return memory if self.size is None else corrected_memory(memory, self.size[which])
 
     def time(self, which: IntArray, load: FloatArray, cap: IntArray) -> ServingTime:
         """Latency and throughput of the pairs `which`, each replica under `load` (requests/s, or users when the workload says so).
@@ -102,8 +109,14 @@ class Pairs:
         if self.curves is None or self.curve_of is None:
             raise PlannerError("there are no pairs to time")
         by_users = self.workload.concurrency is not None
+        slower = None if self.speed is None else self.speed[which]
+        if slower is not None and not by_users:
+            load = load * slower
         rows = self._load_rows(which, None if by_users else load, load if by_users else None, cap * self.groups[which])
-        return time_under_load(self.curves, self.curve_of[which], rows, self.workload)
+        time = time_under_load(self.curves, self.curve_of[which], rows, self.workload)
+        if slower is None or self.first is None:
+            return time
+        return corrected_time(time, slower, self.first[which], float(self.workload.output_tokens))
 
     def _load_rows(
         self, which: IntArray, rate: FloatArray | None, users: FloatArray | None, cap: IntArray | None
@@ -121,6 +134,39 @@ class Pairs:
         curve_of = np.zeros(len(shard), dtype=np.int64)
         curve_of[which] = curves.row
         return replace(pairs, curves=curves, curve_of=curve_of)
+
+
+def corrected_memory(memory: ServingMemory, size: FloatArray) -> ServingMemory:
+    """Weights, activations and runtime together multiplied with what was measured; the difference shows as runtime and leaves the cache."""
+    more = (size - 1) * (memory.weights_bytes + memory.activation_bytes + memory.runtime_bytes + memory.graphs_bytes)
+    pool = np.maximum(memory.kv_pool_bytes - more, 0.0)
+    share = np.where(memory.kv_pool_bytes > 0, pool / np.maximum(memory.kv_pool_bytes, 1.0), 1.0)
+    return replace(
+        memory,
+        runtime_bytes=memory.runtime_bytes + more,
+        required_bytes=memory.required_bytes + more,
+        kv_pool_bytes=pool,
+        kv_pool_tokens=np.floor(memory.kv_pool_tokens * share),
+    )
+
+
+def corrected_time(time: ServingTime, tpot: FloatArray, ttft: FloatArray, output_tokens: float) -> ServingTime:
+    """Times multiplied with what was measured: a replica that is f times slower under a rate r is as busy as one under f r.
+
+    `time` is that of the rate f r, f = tpot; its rates are divided by f again. TTFT has a factor of its own.
+    """
+    decode = (output_tokens - 1) * time.tpot_s
+    with np.errstate(invalid="ignore"):
+        e2e = np.where(np.isfinite(time.e2e_s), (time.e2e_s - decode) * ttft + decode * tpot, np.inf)
+    return replace(
+        time,
+        ttft_mean_s=time.ttft_mean_s * ttft,
+        ttft_p95_s=time.ttft_p95_s * ttft,
+        tpot_s=time.tpot_s * tpot,
+        e2e_s=e2e,
+        output_tokens_per_s=time.output_tokens_per_s / tpot,
+        max_rate_per_s=time.max_rate_per_s / tpot,
+    )
 
 
 def grid_at_least(count: FloatArray) -> IntArray:

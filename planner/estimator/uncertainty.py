@@ -45,3 +45,12 @@ def training_ranges(kind: str) -> tuple[float, float]:
     """(low, high) factors that held 80% of measured training rows: kind is time, time_moe or memory."""
     low, high = _data()["training"][kind]
     return float(low), float(high)
+
+
+def calibration_spread(kind: str) -> tuple[float, float, float]:
+    """Spreads of ln(measured / predicted) within a class and between classes, and how many records the first is worth.
+
+    kind: time or memory. A class is one GPU and one engine or framework.
+    """
+    row = _data()["calibration"][kind]
+    return float(row["within_ln"]), float(row["between_ln"]), float(row["worth_records"])

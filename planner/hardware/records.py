@@ -34,6 +34,16 @@ class KernelFile:
 
 
 @dataclass(frozen=True)
+class Correction:
+    """What a prediction is multiplied with after measurement, and the 80% interval around the result, as factors of it."""
+
+    factor: float
+    low: float
+    high: float
+    records: int
+
+
+@dataclass(frozen=True)
 class Gpu:
     """One accelerator as the software sees it (an MI250 is two of these per package).
 
@@ -42,7 +52,8 @@ class Gpu:
     default_link: name of the link between several of these in one machine; bridge_link: with an NVLink bridge added.
     unverified: fields whose value no restatable source confirms ('p2p' = peer access over PCIe).
     kernels: its own measured surface, None = packaged or borrowed. measured: constants of the time model that were measured
-    on this very device, by name. cpu_threads: threads of one device where a device is a share of a CPU, None for accelerators.
+    on this very device, by name. corrections: of predictions on this GPU, by 'engine/metric' (planner.estimator.corrections).
+    cpu_threads: threads of one device where a device is a share of a CPU, None for accelerators.
     """
 
     name: str
@@ -64,6 +75,7 @@ class Gpu:
     kernels: KernelFile | None = None
     measured: dict[str, float] = field(default_factory=dict)
     cpu_threads: int | None = None
+    corrections: dict[str, Correction] = field(default_factory=dict)
 
     def __hash__(self) -> int:
         return hash(self.name)
@@ -155,7 +167,9 @@ class Offer:
 
 @dataclass(frozen=True)
 class Catalog:
-    """All that was loaded: every instance and offer, plus what could not be read and why (one line each)."""
+    """All that was loaded: every instance and offer, plus what could not be read and why (one line each).
+
+    calibration: corrections by measurement that its GPUs carry, in words."""
 
     gpus: dict[str, Gpu]
     links: dict[str, Link]
@@ -163,6 +177,7 @@ class Catalog:
     offers: tuple[Offer, ...]
     problems: tuple[str, ...] = ()
     sources: tuple[str, ...] = field(default=())
+    calibration: tuple[str, ...] = ()
 
     @property
     def newest_price(self) -> dt.date | None:

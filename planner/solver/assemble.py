@@ -233,7 +233,7 @@ def provenance(catalog: Catalog, offers: tuple[OfferChoice, ...]) -> Provenance:
     newest = catalog.newest_price
     oldest = min(dates) if dates else None
     age = None if oldest is None else (today() - oldest).days
-    return Provenance(__version__, newest.isoformat() if newest else None, age)
+    return Provenance(__version__, newest.isoformat() if newest else None, age, catalog.calibration)
 
 
 def request_dict(request: ServeRequest | TrainRequest) -> dict[str, Any]:

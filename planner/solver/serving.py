@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from planner.estimator.corrections import calibration_notes
 from planner.hardware.records import Catalog
 from planner.models.spec import ModelSpec
 from planner.plan import SCHEMA_VERSION, Alternative, Deployment, Infeasible, Plan, Relaxation, SolverReport
@@ -50,7 +51,7 @@ def solve_serving(
         status="optimal" if answer.status == "OPTIMAL" else "feasible",
         task="serve",
         request=assemble.request_dict(request),
-        assumptions=words.assumptions(study, catalog),
+        assumptions=(*words.assumptions(study, catalog), *calibration_notes(catalog, deployed)),
         warnings=(*assemble.close_calls(request, forecast), *words.warnings(study, row, deployed.offers)),
         model=assemble.model_summary(model),
         deployment=deployed,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from planner.errors import InvalidValueError, NoPlanError
+from planner.estimator.corrections import calibration_notes
 from planner.estimator.operating_point import IntArray, Pairs
 from planner.hardware.records import Catalog
 from planner.models.spec import ModelSpec
@@ -68,7 +69,7 @@ def estimate_serving(request: ServeRequest, model: ModelSpec, catalog: Catalog) 
         round(float(study.rows.capacity_bytes[at]) / GIB, 3),
         assemble.predicted(study, row, replicas),
         assemble.cost(study, row, replicas, taken),
-        words.assumptions(study, catalog),
+        (*words.assumptions(study, catalog), *calibration_notes(catalog, deployed)),
         words.warnings(study, row, deployed.offers),
     )
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from planner.errors import InvalidValueError
+from planner.estimator.corrections import MEMORY, correction
 from planner.estimator.intervals import margins
 from planner.estimator.operating_point import FloatArray, IntArray, Pairs, Settings, take
 from planner.estimator.table import NEAR_MISS, PairRows, hopeless, rows_at_saturation, rows_for_load
@@ -164,6 +165,7 @@ def _pairs(model: ModelSpec, space: Space, settings: Settings, request: ServeReq
     bad_ends = (
         margins((space.shards[s].gpu, space.engines[e]) for s, e in space.pairs) if request.risk == "low" else None
     )
+    speed, first, size = (_factors(space, metric) for metric in ("tpot_ms", "ttft_ms", MEMORY))
     return Pairs(
         model,
         space.shards,
@@ -177,7 +179,17 @@ def _pairs(model: ModelSpec, space: Space, settings: Settings, request: ServeReq
         None,
         None,
         bad_ends,
+        speed,
+        first,
+        size,
     )
+
+
+def _factors(space: Space, metric: str) -> FloatArray | None:
+    """Measured / predicted of each pair; None when no GPU of the space was measured."""
+    if not any(shard.gpu.corrections for shard in space.shards):
+        return None
+    return np.array([correction(space.shards[s].gpu, space.engines[e].name, metric).factor for s, e in space.pairs])
 
 
 def _estimable(pairs: Pairs, near_miss: float, pruned: Counter[str]) -> tuple[Pairs, IntArray]:

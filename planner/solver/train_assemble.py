@@ -109,7 +109,7 @@ def memory_use(study: TrainStudy, row: int) -> MemoryUse:
 def predicted(study: TrainStudy, row: int) -> dict[str, Range]:
     """Predictions of the run, each with its 80% interval, cut where it would need more than MAX_UTILISATION of the peak."""
     block, i = at(study, row)
-    hw = study.classes[block.hardware]
+    hw, stack = study.classes[block.hardware], study.frameworks[int(block.rows.framework[i])]
     values = {
         "step_time_s": float(block.time.step_time_s[i]),
         "throughput_tokens_per_s": float(block.time.tokens_per_s[i]),
@@ -120,7 +120,7 @@ def predicted(study: TrainStudy, row: int) -> dict[str, Range]:
     ranges = {}
     headroom = max(1.0, MAX_UTILISATION / values["mfu"]) if values["mfu"] > 0 else float("inf")
     for name, value in values.items():
-        low, high = training_interval(name, hw.gpu, study.model.is_moe)
+        low, high = training_interval(name, hw.gpu, study.model.is_moe, stack.name)
         low, high = (low, min(high, headroom)) if name in INVERSE else (max(low, 1 / headroom), high)
         ranges[name] = Range(*(round(value * factor, 9) for factor in (1.0, low, high)))
     return ranges

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from planner.errors import InvalidValueError
+from planner.estimator.corrections import calibration_notes
 from planner.hardware.records import Catalog
 from planner.models.spec import ModelSpec
 from planner.request import TrainLimits, TrainRequest
@@ -51,7 +52,7 @@ def estimate_training(request: TrainRequest, model: ModelSpec, catalog: Catalog)
         round(float(block.memory.usable_bytes[i]) / GIB, 3),
         train_assemble.predicted(study, row),
         train_assemble.cost(study, row),
-        train_words.assumptions(study, row, catalog),
+        (*train_words.assumptions(study, row, catalog), *calibration_notes(catalog, deployed)),
         train_words.warnings(study, row, deployed.offers),
     )
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.engines.training import Framework
+from planner.estimator.corrections import corrected_training_memory, corrected_training_time
 from planner.estimator.cost.training import run_cost_usd, run_steps, run_time_s
 from planner.estimator.memory.training import TrainMemory, training_memory
 from planner.estimator.operating_point import BoolArray, FloatArray, IntArray, take
@@ -66,12 +67,14 @@ class Site:
 
     def memory(self, rows: TrainRows, cut: Cut = "split") -> TrainMemory:
         """Memory of rows here."""
-        return training_memory(self.model, self.request.job, self.hw, self.stacks, rows, cut=cut)
+        found = training_memory(self.model, self.request.job, self.hw, self.stacks, rows, cut=cut)
+        return corrected_training_memory(found, self.hw.gpu, self.stacks, rows)
 
     def timed(self, rows: TrainRows, memory: TrainMemory, cut: Cut = "split") -> Block:
         """Rows with their time."""
         job = self.request.job
         timing = training_time(self.model, job, self.hw, self.stacks, rows, cut=cut)
+        timing = corrected_training_time(timing, self.hw.gpu, self.stacks, rows)
         batch = rows.micro_batch_size * rows.data_parallel * rows.gradient_accumulation_steps
         run_s = run_time_s(run_steps(job, batch), timing.step_time_s)
         return Block(self.hardware, self.machines, rows, memory, timing, run_s)

@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from planner.errors import NoPlanError
+from planner.estimator.corrections import calibration_notes
 from planner.estimator.operating_point import IntArray
 from planner.hardware.records import Catalog
 from planner.models.spec import ModelSpec
@@ -60,7 +61,7 @@ def solve_training(
         status="optimal" if answer.status == "OPTIMAL" and not _late(study) else "feasible",
         task="train",
         request=request_dict(request),
-        assumptions=train_words.assumptions(study, row, catalog),
+        assumptions=(*train_words.assumptions(study, row, catalog), *calibration_notes(catalog, deployed)),
         warnings=train_words.warnings(study, row, deployed.offers),
         model=model_summary(model),
         deployment=deployed,

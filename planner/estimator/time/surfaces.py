@@ -54,7 +54,11 @@ def _lender(surface: KernelFile) -> str:
     found = next((line.removeprefix(LENT).strip() for line in surface.text.splitlines() if line.startswith(LENT)), None)
     measured = set(read_data("hardware_catalog.kernels", "borrow.yaml")["measured"].values())
     if found not in measured:
-        raise CatalogError(f"{surface.label} names no surface for experts", f"add the line {LENT}NAME", f"Known: {', '.join(sorted(measured))}.")
+        raise CatalogError(
+            f"{surface.label} names no surface for experts",
+            f"add the line {LENT}NAME",
+            f"Known: {', '.join(sorted(measured))}.",
+        )
     return str(found)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from planner.engines.training import framework
 from planner.estimator.memory.train_activations import layer_kept_bytes
-from planner.estimator.memory.train_states import state_bytes
+from planner.estimator.memory.train_states import train_state_bytes
 from planner.estimator.time.collectives import fabric
 from planner.estimator.time.kernels import device_constants, devices
 from planner.estimator.time.layers import Cut, layer_tokenwise_s, mixer_prefill_s
@@ -182,6 +182,6 @@ def optimizer_rate(device: Device, gpu: Gpu, budget_s: float) -> dict[str, float
     weight.grad = torch.ones_like(weight)
     step = torch.optim.AdamW([weight], fused=True).step
     taken = shortest_s(device, step, budget_s)
-    per = state_bytes(TrainJob(), framework("ddp"))
+    per = train_state_bytes(TrainJob(), framework("ddp"))
     moved = (2 * per.optimizer + per.gradients + per.weights) * count
     return {"optimizer_efficiency": moved / taken / (gpu.bandwidth_gb_per_s * GB)}

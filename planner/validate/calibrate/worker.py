@@ -41,7 +41,8 @@ def main() -> None:
     transformers.logging.set_verbosity_error()
     if settings["threads"]:
         torch.set_num_threads(settings["threads"])
-    device = Device(torch, "cpu" if settings["device"] == "cpu" else f"cuda:{rank}")
+    name = "cpu" if settings["device"] == "cpu" else f"cuda:{rank}"
+    device = Device(torch, name, settings["threads"])
     if device.cuda:
         torch.cuda.set_device(rank)
     ranks = settings["ranks"]

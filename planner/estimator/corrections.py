@@ -1,0 +1,198 @@
+"""Predictions corrected by what was measured on the same class: one GPU, one engine or framework.
+
+    l_i    = ln(measured_i / predicted_i)                     of n records of the class
+    factor = exp(n mean(l) / (n + k)),  k = (w / b)^2         shrunk towards 1
+    v      = (D w^2 + sum (l_i - mean l)^2) / (D + n - 1)     spread between configurations of one class
+    80%    = exp(-+ Z sqrt(v (1 + 1 / (n + k))))              interval around the corrected value
+
+w: spread of l between configurations of one class, b: between the means of classes, D: how many records w is worth
+(uncertainty.yaml, calibration). Z = 1.2816. It is the posterior of a class's mean under a normal prior with mean 0
+(Gelman et al., Bayesian Data Analysis, 2.5).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import exp, isfinite, log, sqrt
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from planner.engines.training import Framework
+from planner.errors import InvalidValueError
+from planner.estimator.memory.rules import memory_rules
+from planner.estimator.memory.training import TrainMemory
+from planner.estimator.time.surfaces import FloatArray
+from planner.estimator.time.training import TrainTime
+from planner.estimator.uncertainty import calibration_spread
+from planner.hardware.records import Catalog, Correction, Gpu
+from planner.plan import Deployment, Plan
+from planner.space.train_rows import TrainRows
+
+Z80 = 1.2816
+TIMES = {"serve": ("ttft_ms", "tpot_ms"), "train": ("step_time_s",)}
+MEMORY = "peak_memory_gib"
+_APPLIED = re.compile(r"^(\S+) on (\S+): (\S+) x ([0-9.eE+-]+) ")
+
+
+@dataclass(frozen=True)
+class Record:
+    """One measured number of a plan: on which GPU, by which engine, ln(measured / predicted), and the file it comes from."""
+
+    gpu: str
+    engine: str
+    metric: str
+    ratio_ln: float
+    file: str
+
+
+def shrunk(ratios_ln: Sequence[float], within_ln: float, between_ln: float, worth: float) -> Correction:
+    """Factor and 80% interval of one class; equations in the module's docstring."""
+    n, mean = len(ratios_ln), fmean(ratios_ln)
+    k = (within_ln / between_ln) ** 2
+    variance = (worth * within_ln**2 + sum((r - mean) ** 2 for r in ratios_ln)) / (worth + n - 1)
+    half = Z80 * sqrt(variance * (1 + 1 / (n + k)))
+    return Correction(exp(n * mean / (n + k)), exp(-half), exp(half), n)
+
+
+def records_of(plan: Plan, file: str) -> list[Record]:
+    """What a validated plan says of its class. Raises InvalidValueError when it holds no measured time or memory.
+
+    A prediction that was itself corrected (provenance.calibration) is taken back to what it was before.
+    """
+    validation, dep = plan.validation, plan.deployment
+    if dep is None or not isinstance(validation, dict) or not isinstance(validation.get("measured"), dict):
+        raise InvalidValueError(
+            f"{file} holds no validation", "", "Write one with: planner validate PLAN --level device --out FILE."
+        )
+    gpu, found = dep.offers[0].gpu, []
+    for metric in (*TIMES[plan.task], MEMORY):
+        measured = validation["measured"].get(metric)
+        predicted = _predicted(plan, metric)
+        if predicted is None or not _positive(measured):
+            continue
+        before = predicted / _applied(plan, gpu, dep.engine, metric)
+        found.append(Record(gpu, dep.engine, metric, log(float(measured) / before), file))
+    if not found:
+        raise InvalidValueError(
+            f"{file} holds no measured time or memory",
+            f"a validation of level {str(validation.get('level'))[:40]} counts other things",
+            "Validate with --level device or engine.",
+        )
+    return found
+
+
+def _positive(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value) and value > 0
+
+
+def _predicted(plan: Plan, metric: str) -> float | None:
+    """What the plan predicts of a metric; None where it does not, or where an engine fills a budget whatever it needs."""
+    if metric == MEMORY:
+        if plan.memory is None or plan.deployment is None:
+            return None
+        fills = plan.task == "serve" and memory_rules(plan.deployment.engine).budget != "all"
+        return None if fills else needed_gib(plan)
+    found = plan.predicted.get(metric)
+    return found.value if found is not None and found.value > 0 else None
+
+
+def needed_gib(plan: Plan) -> float:
+    """GiB that a run is predicted to take: the total of training; of serving without the room that the cache may still grow into."""
+    if plan.memory is None:
+        raise InvalidValueError("the plan has no memory", "it is infeasible", "Solve again.")
+    m = plan.memory
+    return m.total_gib if plan.task == "train" else m.weights_gib + m.activations_gib + m.runtime_gib
+
+
+def _applied(plan: Plan, gpu: str, engine: str, metric: str) -> float:
+    for line in plan.provenance.calibration:
+        found = _APPLIED.match(line)
+        if found and found.group(1, 2, 3) == (engine, gpu, metric):
+            return float(found[4])
+    return 1.0
+
+
+def corrected(catalog: Catalog, plans: Sequence[tuple[str, Plan]]) -> Catalog:
+    """The catalog whose GPUs carry the corrections of these validated plans; Catalog.calibration says which, in words."""
+    groups: dict[tuple[str, str, str], list[Record]] = {}
+    seen: set[tuple[str, str, str, float]] = set()
+    for file, plan in plans:
+        for record in records_of(plan, file):
+            key = (record.gpu, record.engine, record.metric, record.ratio_ln)
+            if key not in seen:  # the same plan given twice is one measurement
+                seen.add(key)
+                groups.setdefault(key[:3], []).append(record)
+    gpus, lines = dict(catalog.gpus), []
+    for (name, engine, metric), records in groups.items():
+        if name not in gpus:
+            lines.append(f"{engine} on {name}: not used, this GPU is not in the catalog")
+            continue
+        found = shrunk([r.ratio_ln for r in records], *calibration_spread("memory" if metric == MEMORY else "time"))
+        gpus[name] = replace(gpus[name], corrections={**gpus[name].corrections, f"{engine}/{metric}": found})
+        lines.append(_words(engine, name, metric, found, records))
+    return _with_gpus(catalog, gpus, tuple(lines))
+
+
+def _words(engine: str, gpu: str, metric: str, c: Correction, records: Sequence[Record]) -> str:
+    files = ", ".join(dict.fromkeys(r.file for r in records))
+    return f"{engine} on {gpu}: {metric} x {c.factor:.6g} (80%: {c.low:.3g} .. {c.high:.3g}) from {c.records} measured, {files}"
+
+
+def _with_gpus(catalog: Catalog, gpus: dict[str, Gpu], lines: tuple[str, ...]) -> Catalog:
+    machines = {id(i): replace(i, gpu=gpus[i.gpu.name]) for i in catalog.instances}
+    offers = tuple(replace(o, instance=replace(o.instance, gpu=gpus[o.instance.gpu.name])) for o in catalog.offers)
+    return replace(catalog, gpus=gpus, instances=tuple(machines.values()), offers=offers, calibration=lines)
+
+
+def correction(gpu: Gpu, engine: str, metric: str) -> Correction:
+    """What was measured of this engine on this GPU; factor 1 and no records where nothing was."""
+    return gpu.corrections.get(f"{engine}/{metric}", _NONE)
+
+
+_NONE = Correction(1.0, 1.0, 1.0, 0)
+
+
+def calibration_notes(catalog: Catalog, deployed: Deployment) -> tuple[str, ...]:
+    """What a plan says of its calibration: what was applied, and that other classes were left alone. () without one."""
+    if not catalog.calibration:
+        return ()
+    gpu, engine = deployed.offers[0].gpu, deployed.engine
+    mine = [line for line in catalog.calibration if line.startswith(f"{engine} on {gpu}: ") and _APPLIED.match(line)]
+    if not mine:
+        return (f"The calibration files hold nothing of {engine} on {gpu}: its predictions are as they were.",)
+    notes = [f"Corrected by measurement: {line}." for line in mine]
+    return (
+        *notes,
+        f"Predictions of anything else than {engine} on {gpu} are corrected only where the provenance says so.",
+    )
+
+
+MOST_UTILISATION = 0.9
+"""No correction promises more of the dense peak: the bound of the training search counts on it (solver/train_study.py)."""
+
+
+def _factors(gpu: Gpu, stacks: Sequence[Framework], rows: TrainRows, metric: str) -> FloatArray:
+    """What measurement says of each row's framework on this GPU; 1 where nothing was measured."""
+    return np.asarray(np.array([correction(gpu, stack.name, metric).factor for stack in stacks])[rows.framework])
+
+
+def corrected_training_memory(
+    memory: TrainMemory, gpu: Gpu, stacks: Sequence[Framework], rows: TrainRows
+) -> TrainMemory:
+    """The peak times what was measured; the parts stay as they were, so that the rest carries the difference."""
+    if not gpu.corrections:
+        return memory
+    return replace(memory, peak_bytes=memory.peak_bytes * _factors(gpu, stacks, rows, MEMORY))
+
+
+def corrected_training_time(time: TrainTime, gpu: Gpu, stacks: Sequence[Framework], rows: TrainRows) -> TrainTime:
+    """Step time times what was measured, rates by it, never beyond MOST_UTILISATION of the peak. A floor stays a floor."""
+    if not gpu.corrections:
+        return time
+    slower = np.maximum(_factors(gpu, stacks, rows, "step_time_s"), np.minimum(time.mfu / MOST_UTILISATION, 1.0))
+    rates = {k: getattr(time, k) / slower for k in ("tokens_per_s", "tokens_per_s_per_gpu", "mfu")}
+    return replace(time, step_time_s=time.step_time_s * slower, **rates)
