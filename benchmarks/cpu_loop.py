@@ -74,7 +74,9 @@ def make_model(case: Case, folder: Path) -> None:
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer, bpe.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    bpe.train_from_iterator(["the quick brown fox"], trainers.BpeTrainer(special_tokens=["<s>", "</s>"], initial_alphabet=alphabet))
+    bpe.train_from_iterator(
+        ["the quick brown fox"], trainers.BpeTrainer(special_tokens=["<s>", "</s>"], initial_alphabet=alphabet)
+    )
     PreTrainedTokenizerFast(tokenizer_object=bpe, bos_token="<s>", eos_token="</s>").save_pretrained(folder / "model")
     torch.manual_seed(0)
     heads = case.hidden // 64
@@ -116,7 +118,13 @@ def run(plan: Plan, folder: Path) -> list[dict[str, Any]]:
     }  # fmt: skip
     (out / "output/metrics.jsonl").unlink(missing_ok=True)
     done = subprocess.run(
-        ["bash", str(out / "launch.sh")], env=env, cwd=out, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+        ["bash", str(out / "launch.sh")],
+        env=env,
+        cwd=out,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
     )
     if done.returncode:
         raise RuntimeError((done.stdout + done.stderr)[-2000:])

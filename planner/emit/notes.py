@@ -21,7 +21,7 @@ def launch_md(layout: Layout, names: list[str], skipped: dict[str, str]) -> str:
     parallel = f"tensor {dep.tensor_parallel}, pipeline {dep.pipeline_parallel}, expert {dep.expert_parallel}"
     rows = [
         table_row("model", f"`{layout.model}` ({plan.model.params_total / 1e9:.1f} B parameters)"),
-        table_row("engine", f"{layout.facts['title']} {dep.engine_version}, image `{layout.image[0]}`"),
+        table_row("engine", f"{layout.facts['title']} {dep.engine_version}{_image(layout)}"),
         table_row("precision", f"{dep.precision}, KV cache {dep.kv_cache_dtype}"),
         table_row("parallel", f"{parallel}, replicas {dep.data_parallel}"),
         table_row("at once", f"{serve.max_num_seqs} requests, {serve.max_num_batched_tokens} tokens a step"),
@@ -62,6 +62,11 @@ def launch_md(layout: Layout, names: list[str], skipped: dict[str, str]) -> str:
     )
 
 
+def _image(layout: Layout) -> str:
+    """The container; processes on a CPU run without one."""
+    return "" if layout.vendor == "cpu" else f", image `{layout.image[0]}`"
+
+
 def _before(layout: Layout) -> list[str]:
     lines = []
     if layout.checkpoint:
@@ -72,11 +77,11 @@ def _before(layout: Layout) -> list[str]:
         lines.append("* The hub may ask for an accepted licence: accept it, then `export HF_TOKEN=...`.")
     if layout.packages:
         lines.append(
-            f"* Without a container: `python3 -m pip install {' '.join(shlex.quote(p) for p in layout.packages)}`."
+            f"* {'Install' if layout.vendor == 'cpu' else 'Without a container'}: `python3 -m pip install {' '.join(shlex.quote(p) for p in layout.packages)}`."
         )
     else:
         lines.append(f"* The engine runs in its container, `{layout.image[0]}`.")
-    if not layout.image[1]:
+    if layout.vendor != "cpu" and not layout.image[1]:
         lines.append("* The image tag was not checked; pull it first.")
     if layout.spec.batching == "static":
         lines.append("* Static batching: a batch runs to its longest answer before the next one starts; no streaming.")

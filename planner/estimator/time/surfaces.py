@@ -40,7 +40,7 @@ def axes() -> dict[str, list[FloatArray]]:
     return {kernel: [np.log2(np.array(a, dtype=float)) for a in axis.values()] for kernel, axis in raw.items()}
 
 
-def label_of(surface: Surface) -> str:
+def _label_of(surface: Surface) -> str:
     """How errors name the file."""
     return surface.label if isinstance(surface, KernelFile) else f"kernels/{surface}.csv"
 
@@ -75,10 +75,10 @@ def _tables(surface: Surface) -> dict[tuple[str, str], FloatArray]:
             kernel, dtype, rest = ([*line.split(",", 2), "", ""])[:3]
             if kernel not in axes() or not rest:
                 raise CatalogError(
-                    f"{label_of(surface)}: {line[:60]!r} is no row of a kernel", f"known: {', '.join(axes())}"
+                    f"{_label_of(surface)}: {line[:60]!r} is no row of a kernel", f"known: {', '.join(axes())}"
                 )
             lines.setdefault((kernel, dtype), []).append(rest.split(",", len(axes()[kernel]) - 1)[-1])
-    return {key: _table(label_of(surface), key, rows) for key, rows in lines.items()}
+    return {key: _table(_label_of(surface), key, rows) for key, rows in lines.items()}
 
 
 def _table(label: str, key: tuple[str, str], rows: list[str]) -> FloatArray:
@@ -126,7 +126,7 @@ def table_of(surface: Surface, kernel: str, dtype: str) -> FloatArray:
     for candidate in order:
         if (kernel, candidate) in found:
             return found[kernel, candidate]
-    raise CatalogError(f"{label_of(surface)} has no {kernel} surface for {dtype}", f"looked for {', '.join(order)}")
+    raise CatalogError(f"{_label_of(surface)} has no {kernel} surface for {dtype}", f"looked for {', '.join(order)}")
 
 
 @cache

@@ -131,8 +131,8 @@ def _run(machine: Machine, folder: Path, limit_s: float, progress: Progress) -> 
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait(5)
-        for log in logs:
-            log.close()
+        for stream in [*logs, *(process.stdout for process in running if process.stdout)]:
+            stream.close()
 
 
 def _follow(process: subprocess.Popen[str], progress: Progress) -> None:
