@@ -86,7 +86,7 @@ def make_model(case: Case, folder: Path) -> None:
         tie_word_embeddings=False,
     )  # fmt: skip
     LlamaForCausalLM(shape).to(torch.bfloat16).save_pretrained(folder / "model")
-    words = random.Random(0)  # noqa: S311 (a text, not a secret)
+    words = random.Random(0)
     lines = ["".join(words.choice("abcdefgh ") for _ in range(200)) for _ in range(4000)]
     (folder / "text.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
@@ -111,7 +111,7 @@ def run(plan: Plan, folder: Path) -> list[dict[str, Any]]:
     """The steps that launch.sh wrote. Raises RuntimeError with the end of its output when it fails."""
     out = folder / "run"
     write_files(plan, out, targets=("train",), force=True)
-    port = str(random.randint(20000, 55000))  # noqa: S311
+    port = str(random.randint(20000, 55000))
     env = os.environ | {
         "MODEL": str(folder / "model"), "DATASET": str(folder / "text.txt"), "OUTPUT_DIR": str(out / "output"), "MASTER_PORT": port,
         "HF_HUB_OFFLINE": "1", "EXTRA_ARGS": "--save-every 100000 --fresh", "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",

@@ -27,7 +27,8 @@ PLAN: Group = {
         inspect.Parameter.empty,
     ),
     "level": opt._text(
-        "dry: count the real model on fake tensors, without hardware. engine: start the emitted files and measure them.",
+        "dry: count the real model on fake tensors, without hardware. device: time one rank's shard here. engine: start the emitted "
+        "files and measure them.",
         "--level",
         default="dry",
     ),
@@ -41,13 +42,18 @@ PLAN: Group = {
 }  # fmt: skip
 
 
-@opt.command(PLAN, ENGINE, opt.JSON)
+DEVICE: Group = {"trace": opt._text("device: write a torch profiler trace (Chrome format).", "--trace")}
+
+
+@opt.command(PLAN, DEVICE, ENGINE, opt.JSON)
 def validate(o: Given) -> int:
     """Check a plan: predicted against counted or measured, part by part.
 
     dry builds the plan's transformers model from its config alone (no weights, no GPU, no network), runs one rank of the
     planned sharding on fake tensors and counts memory and FLOPs. It needs torch and transformers:
     pip install 'llm-hardware-planner[profile]'.
+
+    device runs a few layers of one rank's shard on the GPU at hand (or the CPU, where the plan is for one) and times them.
 
     engine starts the emitted files on this machine (or through a cluster's own tool), loads them as planned, says whether each limit
     held (exit code 3 when one did not), writes the measurement into the plan, and stops all that it started.
@@ -59,15 +65,16 @@ def validate(o: Given) -> int:
         raise InvalidValueError("--out is empty", "", "Name a file, for example --out checked.yaml.")
     if o["level"] != "engine":
         opt.refuse_for(o, ENGINE, "--level engine")
+    if o["level"] != "device":
+        opt.refuse_for(o, DEVICE, "--level device")
     return level(o)
 
 
 def _dry(o: Given) -> int:
     from planner.plan import load_plan
-    from planner.report.validation import print_validation
     from planner.validate.dry import dry_run
 
-    plan, out = load_plan(o["plan_file"]), o["out"]
+    plan = load_plan(o["plan_file"])
     with _patience(f"planner: counting {plan.model.name} on fake tensors; a large model takes up to a minute"):
         try:
             found = dry_run(plan)
@@ -76,6 +83,28 @@ def _dry(o: Given) -> int:
             raise PlanFileError(
                 "the plan cannot be counted", f"it has a value that no run can have ({reason})", "Solve again."
             ) from error
+    return _finish(plan, found, o)
+
+
+def _device(o: Given) -> int:
+    """Time the shard here, with progress on stderr."""
+    from planner.plan import load_plan
+    from planner.report.progress import progress
+    from planner.validate.device import device_run
+
+    plan = load_plan(o["plan_file"])
+    with progress() as tell:
+        found = device_run(
+            plan, Path(o["trace"]) if o["trace"] else None, lambda stage, share: tell(stage, 100 * share, 100.0)
+        )
+    return _finish(plan, found, o)
+
+
+def _finish(plan: Any, found: Any, o: Given) -> int:
+    """Write the validated plan where one is wanted, and print the parts."""
+    from planner.report.validation import print_validation
+
+    out = o["out"]
     if out is not None:
         write_plan(replace(plan, validation=found.validation()), Path(out))
     rows: list[dict[str, Any]] = [
@@ -83,12 +112,12 @@ def _dry(o: Given) -> int:
          "judged": p.judged}
         for p in found.parts
     ]  # fmt: skip
-    tree = {"level": "dry", "parts": rows, "peak_gib": found.peak_parts_gib, "notes": list(found.notes)}
+    tree = {"level": o["level"], "parts": rows, "peak_gib": found.peak_parts_gib, "notes": list(found.notes)}
     print_validation(plan.model.name, tree, str(out) if out else None, json=o["json"])
     return 0
 
 
-LEVELS: dict[str, Callable[[Given], int]] = {"dry": _dry, "engine": engine_level}
+LEVELS: dict[str, Callable[[Given], int]] = {"dry": _dry, "device": _device, "engine": engine_level}
 
 
 @contextmanager

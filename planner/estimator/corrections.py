@@ -100,12 +100,25 @@ def _predicted(plan: Plan, metric: str) -> float | None:
     return found.value if found is not None and found.value > 0 else None
 
 
+def running_sequences(plan: Plan) -> int:
+    """Sequences that one replica decodes at the planned load, tokens/s x TPOT / replicas (Little), from 1 to max_num_seqs."""
+    dep = plan.deployment
+    if dep is None or dep.serve is None:
+        raise InvalidValueError("the plan serves nothing", "", "Give a serving plan.")
+    tokens, tpot_ms = plan.predicted["throughput_tokens_per_s"].value, plan.predicted["tpot_ms"].value
+    return max(1, min(dep.serve.max_num_seqs, round(tokens * tpot_ms / 1e3 / dep.data_parallel)))
+
+
 def needed_gib(plan: Plan) -> float:
-    """GiB that a run is predicted to take: the total of training; of serving without the room that the cache may still grow into."""
-    if plan.memory is None:
-        raise InvalidValueError("the plan has no memory", "it is infeasible", "Solve again.")
+    """GiB that a run is predicted to take: the total of training; of serving with the cache of the sequences that run, not all its pool."""
     m = plan.memory
-    return m.total_gib if plan.task == "train" else m.weights_gib + m.activations_gib + m.runtime_gib
+    if m is None:
+        raise InvalidValueError("the plan has no memory", "it is infeasible", "Solve again.")
+    if plan.task == "train":
+        return m.total_gib
+    w = plan.request["workload"]
+    tokens = running_sequences(plan) * float(w["input_tokens"] + w["output_tokens"])
+    return m.weights_gib + m.activations_gib + m.runtime_gib + tokens * m.kv_cache_gib / max(m.kv_cache_tokens, 1)
 
 
 def _applied(plan: Plan, gpu: str, engine: str, metric: str) -> float:

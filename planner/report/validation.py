@@ -12,8 +12,9 @@ def print_validation(model: str, tree: dict[str, Any], written: str | None, *, j
     if json:
         say_json(tree)
         return
-    say(f"{model}, level {tree['level']}: predicted against counted")
-    say(f"  {'':<24}{'predicted':>12}{'counted':>12}  {'unit':<8}{'difference':>10}")
+    word = "counted" if tree["level"] == "dry" else "measured"
+    say(f"{model}, level {tree['level']}: predicted against {word}")
+    say(f"  {'':<24}{'predicted':>12}{word:>12}  {'unit':<8}{'difference':>10}")
     for row in tree["parts"]:
         error = row["error_percent"]
         shown = "-" if error is None else f"{error:+.1f}%"

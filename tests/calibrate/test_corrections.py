@@ -9,7 +9,7 @@ import pytest
 
 from planner.cli.main import run
 from planner.errors import InvalidValueError
-from planner.estimator.corrections import MEMORY, corrected, correction, records_of, shrunk
+from planner.estimator.corrections import MEMORY, corrected, correction, needed_gib, records_of, shrunk
 from planner.estimator.operating_point import corrected_time
 from planner.estimator.time.serving import ServingTime
 from planner.hardware.catalog import load_catalog
@@ -45,10 +45,7 @@ def validated(command, path, ratios, capsys):
     assert run([*command, "--out", str(path)]) == 0
     capsys.readouterr()
     plan = load_plan(path / "plan.yaml")
-    m = plan.memory
-    values = {k: plan.predicted[k].value for k in plan.predicted} | {
-        MEMORY: m.total_gib if plan.task == "train" else m.weights_gib + m.activations_gib + m.runtime_gib
-    }
+    values = {k: plan.predicted[k].value for k in plan.predicted} | {MEMORY: needed_gib(plan)}
     measured = {k: values[k] * ratio for k, ratio in ratios.items()}
     done = replace(plan, validation={"level": "engine", "measured": measured, "error_percent": {}})
     file = path.with_suffix(".yaml")
