@@ -48,7 +48,6 @@ class Case:
     rows: int
     accumulation: int = 1
     checkpoint_interval: int = 0
-    tensor: int = 1
 
 
 CASES = (
@@ -61,7 +60,7 @@ CASES = (
     Case("zero2-40m", "deepspeed", 2, 512, 8, 4096, 512, 2, accumulation=2),
     Case("zero3-40m-checkpoints", "deepspeed", 3, 512, 8, 4096, 256, 4, checkpoint_interval=1),
     Case("zero1-150m", "deepspeed", 1, 1024, 10, 8192, 256, 2),
-    Case("tensor2-40m", "deepspeed", 1, 512, 8, 4096, 256, 4, tensor=2),
+    Case("ddp-20m-checkpoints-of-2", "ddp", 0, 512, 6, 4096, 512, 2, checkpoint_interval=2),
 )
 
 
@@ -93,14 +92,13 @@ def make_model(case: Case, folder: Path) -> None:
 
 def planned(case: Case, model: Path, catalog: str, device: str, steps: int) -> Plan:
     """The plan with everything pinned."""
-    data = 2 // case.tensor
-    batch = case.rows * case.accumulation * data * case.seq_len
+    batch = case.rows * case.accumulation * 2 * case.seq_len
     return planner.solve(
         TrainRequest(
             str(model), job=TrainJob(tokens=float(batch * steps), seq_len=case.seq_len, batch_tokens_low=batch, batch_tokens_high=batch),
             hardware=HardwareFilter(owned=f"2x{device}", catalog_dirs=(catalog,)),
             pins=TrainPins(
-                framework=case.stack, tensor_parallel=case.tensor, pipeline_parallel=1, zero_stage=case.zero_stage,
+                framework=case.stack, tensor_parallel=1, pipeline_parallel=1, zero_stage=case.zero_stage,
                 micro_batch_size=case.rows, checkpoint_interval=case.checkpoint_interval,
             ),
         )
@@ -141,11 +139,11 @@ def compare(case: Case, arguments: argparse.Namespace) -> dict[str, Any]:
         folder = Path(name)
         make_model(case, folder)
         plan = planned(case, folder / "model", arguments.catalog, arguments.device, arguments.steps)
+        if plan.memory is None:
+            raise RuntimeError(f"{case.name}: {plan.infeasible}")
         steps = [row for _ in range(arguments.repeats) for row in run(plan, folder)[SKIPPED_STEPS:]]
     times = sorted(row["step_time_s"] for row in steps)
     measured, peak = times[0], max(row["peak_host_gib"] for row in steps)
-    if plan.memory is None:
-        raise RuntimeError(f"{case.name}: {plan.infeasible}")
     predicted, memory = plan.predicted["step_time_s"].value, plan.memory.total_gib
     return {
         "name": case.name, "parameters_m": round(plan.model.params_total / 1e6, 1), "step_s_predicted": round(predicted, 4),

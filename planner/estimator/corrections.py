@@ -110,15 +110,21 @@ def running_sequences(plan: Plan) -> int:
 
 
 def needed_gib(plan: Plan) -> float:
-    """GiB that a run is predicted to take: the total of training; of serving with the cache of the sequences that run, not all its pool."""
+    """GiB that a run is predicted to take: the total of training; of serving what the planned load fills.
+
+    Serving: weights + runtime + activations of the prompts of one batch (the plan has room for max_num_batched_tokens) + the cache of the
+    sequences that run.
+    """
     m = plan.memory
     if m is None:
         raise InvalidValueError("the plan has no memory", "it is infeasible", "Solve again.")
     if plan.task == "train":
         return m.total_gib
-    w = plan.request["workload"]
-    tokens = running_sequences(plan) * float(w["input_tokens"] + w["output_tokens"])
-    return m.weights_gib + m.activations_gib + m.runtime_gib + tokens * m.kv_cache_gib / max(m.kv_cache_tokens, 1)
+    w, dep, running = plan.request["workload"], plan.deployment, running_sequences(plan)
+    most = dep.serve.max_num_batched_tokens if dep and dep.serve else 1
+    share = min(1.0, running * float(w["input_tokens"]) / most)
+    cached = running * float(w["input_tokens"] + w["output_tokens"]) / max(m.kv_cache_tokens, 1)
+    return m.weights_gib + m.activations_gib * share + m.runtime_gib + cached * m.kv_cache_gib
 
 
 def _applied(plan: Plan, gpu: str, engine: str, metric: str) -> float:
