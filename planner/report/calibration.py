@@ -7,7 +7,7 @@ import sys
 import time
 from typing import Any
 
-from planner.report.console import say, say_json
+from planner.report.console import complain, say, say_json
 
 QUIET_S = 2.0
 WIDTH = 30
@@ -56,6 +56,8 @@ def print_calibration(tree: dict[str, Any], *, json: bool) -> None:
         say(f"  {key:<18}{value:>12,.4g}")
     points = ", ".join(f"{kernel.replace('_', ' ')} {count}" for kernel, count in tree["points"].items())
     say(f"  points measured   {points}")
+    if tree["disturbed"]:
+        complain(tree["disturbed"])
     for file in tree["files"]:
         say(f"Wrote {file}")
     say(f"Plan on it: planner solve --catalog {tree['folder']} --on {tree['devices']}x{tree['name']} ...")

@@ -10,8 +10,8 @@ import numpy as np
 
 from planner.engines.records import engine, engine_on_cpu
 from planner.estimator.corrections import needed_gib, running_sequences
+from planner.estimator.time.engine_steps import batch_prefill_s, decode_step_s
 from planner.estimator.time.engine_time import engine_timing
-from planner.estimator.time.serving import batch_prefill_s, decode_step_s
 from planner.estimator.time.steps import step_table
 from planner.models.precision import kv_dtype, precision
 from planner.models.spec import ModelSpec

@@ -16,7 +16,7 @@ from planner.validate.calibrate import files
 from planner.validate.calibrate import run as measuring
 from planner.validate.calibrate.grid import Point, coarse_first, filled
 from planner.validate.calibrate.group import SIZES, link_of
-from planner.validate.calibrate.machine import find_machine
+from planner.validate.calibrate.machine import Machine, find_machine
 from tests.calibrate.cpu import CONSTANTS, TINY, folder, machine, measured
 
 
@@ -44,6 +44,35 @@ def test_the_folder_is_a_catalog(own):
     for kernel in axes():
         assert table_of(gpu.kernels, kernel, "bf16").shape == tuple(len(a) for a in axes()[kernel])
     assert np.allclose(table_of(gpu.kernels, "gemm", "bf16"), -1.0)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_measured_gpu_is_a_catalog_entry(tmp_path, known):
+    """With the data sheet's peaks where the card is known, with measured ones where it is not."""
+    gpu = load_catalog().gpus["h200"] if known else None
+    card = Machine("cuda", 1, "NVIDIA H200", None, 150e9, 139 * 2**30, gpu, "torch 2.13, CUDA 12.8", "nvidia", 9.0)
+    figures = measured(1)
+    files.write(tmp_path / "mine", files.catalog_files("this-card", card, figures, "h200" if known else "a100"))
+    found = load_catalog([tmp_path / "mine"]).gpus["this-card"]
+    assert (found.vendor, found.compute_capability, found.cpu_threads) == ("nvidia", 9.0, None)
+    assert found.peak_tflops["bf16"] == (gpu.peak_tflops["bf16"] if gpu else 0.2)
+    assert not surface_of(found).borrowed
+    assert (
+        run(
+            [
+                "estimate",
+                "--model",
+                "8b",
+                "--catalog",
+                str(tmp_path / "mine"),
+                "--on",
+                "1xthis-card",
+                "--concurrency",
+                "4",
+            ]
+        )
+        == 0
+    )
 
 
 def test_measured_constants_take_the_place_of_packaged_ones(own):

@@ -19,12 +19,16 @@ from planner.validate.calibrate.grid import Point, filled, lines
 from planner.validate.calibrate.group import link_of
 from planner.validate.calibrate.machine import Machine
 
+LEAST_BUSY = 0.9
 HEADER = "Made by planner calibrate"
 
 
 @dataclass(frozen=True)
 class Measured:
-    """The result of a measurement. collectives: (message bytes, seconds) by name, empty for one device."""
+    """The result of a measurement. collectives: (message bytes, seconds) by name, empty for one device.
+
+    busy: share of its core that a process of one thread got while kernels were measured, None where nobody can tell.
+    """
 
     memory_bytes_per_s: float
     host_bytes_per_s: float
@@ -32,6 +36,14 @@ class Measured:
     constants: dict[str, float]
     points: dict[str, list[Point]]
     collectives: dict[str, list[tuple[float, float]]]
+    busy: float | None = None
+
+    @property
+    def disturbed(self) -> str:
+        """A sentence when other programs took the cores; '' when they did not."""
+        if self.busy is None or self.busy >= LEAST_BUSY:
+            return ""
+        return f"other programs took {1 - self.busy:.0%} of the cores during the measurement: measure again on a quiet machine"
 
 
 def kernel_text(points: dict[str, list[Point]], lender: str, about: str) -> str:
@@ -54,7 +66,7 @@ def _gpu(name: str, machine: Machine, m: Measured, link: str) -> dict[str, Any]:
     usable, label = machine.usable_bytes / GIB, machine.memory_bytes / GB
     peaks = {"fp32": m.flops["fp32"] / TERA, "bf16": m.flops["bf16"] / TERA}
     row: dict[str, Any] = {
-        "vendor": known.vendor if known else "cpu" if machine.device == "cpu" else "nvidia",
+        "vendor": machine.vendor,
         "architecture": known.architecture if known else "cpu" if machine.device == "cpu" else "unknown",
         "memory_gb": round(max(known.memory_gb if known else 0.0, label), 2),
         "usable_gib": round(usable, 2),
@@ -67,9 +79,10 @@ def _gpu(name: str, machine: Machine, m: Measured, link: str) -> dict[str, Any]:
     }
     if machine.device == "cpu":
         row["cpu_threads"] = machine.threads
-        row["caveat"] = f"one of {machine.devices} equal shares of the machine's cores and memory"
-    elif known:
-        row["compute_capability"], row["tdp_w"] = known.compute_capability, known.tdp_w
+        caveats = [f"one of {machine.devices} equal shares of the machine's cores and memory", m.disturbed]
+        row["caveat"] = "; ".join(filter(None, caveats))
+    else:
+        row["compute_capability"], row["tdp_w"] = machine.compute_capability, known.tdp_w if known else None
     return {name: {k: v for k, v in row.items() if v is not None}}
 
 

@@ -29,6 +29,8 @@ class Machine:
     usable_bytes: float
     known: Gpu | None
     software: str
+    vendor: str = "cpu"
+    compute_capability: float | None = None
 
 
 def torch_module() -> Any:
@@ -89,16 +91,19 @@ def _gpus(torch: Any, processes: int | None) -> Machine:
     count = _count(processes, there, "GPUs") if processes is not None else there
     row = torch.cuda.get_device_properties(0)
     known = _known(row.name)
-    stack = f"CUDA {torch.version.cuda}" if torch.version.cuda else f"ROCm {torch.version.hip}"
+    total, nvidia = float(row.total_memory), torch.version.cuda is not None
+    stack = f"CUDA {torch.version.cuda}" if nvidia else f"ROCm {torch.version.hip}"
     return Machine(
         "cuda",
         count,
         row.name,
         None,
-        float(row.total_memory),
-        float(row.total_memory),
+        total,
+        total,
         known,
         f"torch {torch.__version__}, {stack}",
+        "nvidia" if nvidia else "amd",
+        float(f"{row.major}.{row.minor}") if nvidia else None,
     )
 
 

@@ -51,7 +51,7 @@ def summary(name: str, machine: Machine, m: Measured) -> dict[str, Any]:
             "bf16_tflops": round(m.flops["bf16"] / TERA, 4), "fp32_tflops": round(m.flops["fp32"] / TERA, 4),
             "memory_gb_per_s": round(m.memory_bytes_per_s / GB, 2), "host_gb_per_s": round(m.host_bytes_per_s / GB, 2),
         },
-        "points": {kernel: len(found) for kernel, found in m.points.items()}, "constants": m.constants,
+        "points": {kernel: len(found) for kernel, found in m.points.items()}, "constants": m.constants, "disturbed": m.disturbed,
     }  # fmt: skip
 
 
@@ -61,7 +61,7 @@ def _lender(machine: Machine) -> str:
     known = machine.known
     if known and known.name in table["measured"]:
         return str(table["measured"][known.name])
-    return str(table["by_vendor"][known.vendor if known else "cpu" if machine.device == "cpu" else "nvidia"])
+    return str(table["by_vendor"][machine.vendor])
 
 
 def measure(machine: Machine, seconds: float, progress: Progress) -> Measured:
@@ -82,7 +82,13 @@ def _read(tree: dict[str, Any]) -> Measured:
     points = {k: [Point(tuple(at), value) for at, value in rows] for k, rows in tree["points"].items()}
     collectives = {k: [(float(a), float(b)) for a, b in rows] for k, rows in tree.get("collectives", {}).items()}
     return Measured(
-        tree["memory_bytes_per_s"], tree["host_bytes_per_s"], tree["flops"], tree["measured"], points, collectives
+        tree["memory_bytes_per_s"],
+        tree["host_bytes_per_s"],
+        tree["flops"],
+        tree["measured"],
+        points,
+        collectives,
+        tree.get("busy"),
     )
 
 

@@ -10,6 +10,7 @@ import datetime as dt
 import json
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -87,20 +88,22 @@ def _measure(device: Device, settings: dict[str, Any], transformers: Any, say: _
     tick(1.0)
     roof = kernels.Roof(settings["peak_flops"] or fastest, settings["bandwidth"] or copy)
     room, points = kernels.room(device, settings["usable_gib"]), {}
+    began, own = time.perf_counter(), time.thread_time()
     for kernel in kernels.MAKERS:
         tick = say.stage(kernel)
         points[kernel] = kernels.measure(device, kernel, roof, seconds * SHARES[kernel], room, tick)
-    own = KernelFile("measured", kernel_text(points, settings["lender"], ""))
+    busy = None if device.now is time.perf_counter else (time.thread_time() - own) / (time.perf_counter() - began)
+    surface = KernelFile("measured", kernel_text(points, settings["lender"], ""))
     floors = {} if device.cuda else {"kernel_floor_us": floor * 1e6}
     gpu = Gpu(
         "this", "cpu" if not device.cuda else "nvidia", "", 1.0, 1.0, roof.bytes_per_s / GB, {"bf16": roof.flops / TERA}, None, 4, None,
-        kernels=own, measured=floors, cpu_threads=settings["threads"] or None,
+        kernels=surface, measured=floors, cpu_threads=settings["threads"] or None,
     )  # fmt: skip
     constants = _constants(device, gpu, transformers, seconds * SHARES["layer"], say.stage("layer"))
     return {
         "memory_bytes_per_s": copy, "host_bytes_per_s": host, "flops": {"bf16": fastest, "fp32": plain}, "measured": {**floors, **constants},
         "points": {k: [[list(p.at), p.efficiency] for p in found] for k, found in points.items()},
-        "peak_bytes": torch.cuda.max_memory_allocated() if device.cuda else None,
+        "busy": busy,
     }  # fmt: skip
 
 
