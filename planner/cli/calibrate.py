@@ -34,7 +34,8 @@ def calibrate(
     Example: planner calibrate --out this-machine
     """
     from planner.hardware.parse import NAME
-    from planner.report.calibration import Bar, print_calibration
+    from planner.report.calibration import print_calibration
+    from planner.report.progress import progress
     from planner.validate.calibrate.run import calibrate as measure
 
     if device not in DEVICES:
@@ -51,6 +52,13 @@ def calibrate(
         raise InvalidValueError(
             f"--name {name[:80]!r} is no name of a device", "", "Use lower-case letters, digits, '-', '.' and '_'."
         )
-    with Bar() as bar:
-        tree = measure(Path(out), device, processes, name, seconds, bar.show)
+    with progress() as tell:
+        tree = measure(
+            Path(out),
+            device,
+            processes,
+            name,
+            seconds,
+            lambda stage, share: tell(stage.replace("_", " "), 100 * share, 100.0),
+        )
     print_calibration(tree, json=as_json)

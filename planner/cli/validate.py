@@ -42,7 +42,7 @@ PLAN: Group = {
 }  # fmt: skip
 
 
-DEVICE: Group = {"trace": opt._text("device: write a torch profiler trace (Chrome format).", "--trace")}
+DEVICE: Group = {"profile": opt._text("device: file for a torch profiler trace (Chrome format).", "--profile")}
 
 
 @opt.command(PLAN, DEVICE, ENGINE, opt.JSON)
@@ -95,7 +95,7 @@ def _device(o: Given) -> int:
     plan = load_plan(o["plan_file"])
     with progress() as tell:
         found = device_run(
-            plan, Path(o["trace"]) if o["trace"] else None, lambda stage, share: tell(stage, 100 * share, 100.0)
+            plan, Path(o["profile"]) if o["profile"] else None, lambda stage, share: tell(stage, 100 * share, 100.0)
         )
     return _finish(plan, found, o)
 

@@ -25,7 +25,7 @@ from planner.validate.dry_model import raw_config, spec_of, torch_modules
 FEW, MORE = 1, 3
 REPEATS = 3
 TRAINED = ("fsdp2", "ddp", "deepspeed")
-NSYS = "nsys profile --trace=cuda,nvtx,osrt --output device-%p planner validate {plan} --level device"
+NSYS = "nsys profile --profile=cuda,nvtx,osrt --output device-%p planner validate {plan} --level device"
 Progress = Callable[[str, float], None]
 
 
@@ -203,4 +203,4 @@ def profiled(device: Device, trace: Path | None, work: Callable[[], Any]) -> Non
         part.replace(trace)
     except (OSError, RuntimeError) as error:
         part.unlink(missing_ok=True)
-        raise InvalidValueError(f"cannot write {str(trace)!r}", str(error)[:100], "Give another --trace.") from None
+        raise InvalidValueError(f"cannot write {str(trace)!r}", str(error)[:100], "Give another --profile.") from None

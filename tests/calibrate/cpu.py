@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 
-from planner.estimator.time.surfaces import axes
 from planner.validate.calibrate.files import Measured, catalog_files, write
 from planner.validate.calibrate.grid import Point, coarse_first
 from planner.validate.calibrate.group import SIZES
@@ -28,7 +27,10 @@ def machine(devices: int = 2) -> Machine:
 
 
 def measured(devices: int = 2) -> Measured:
-    points = {kernel: [Point(at, 0.5) for at, _ in coarse_first(kernel)[::7]] for kernel in axes() if kernel != "moe"}
+    points = {
+        kernel: [Point(at, 0.5) for at, _ in coarse_first(kernel)[::7]]
+        for kernel in ("gemm", "prefill_attention", "decode_attention")
+    }
     link = {
         "all_gather": [(float(s), 3e-4 + s / 2 / 0.6e9) for s in SIZES],
         "all_reduce": [(float(s), 3e-4 + s / 2 / 0.6e9) for s in SIZES],

@@ -61,7 +61,7 @@ def here(plans, name, monkeypatch):
 )
 def test_a_shard_is_timed(plans, name, metrics, monkeypatch, tmp_path, capsys):
     file, out, trace = here(plans, name, monkeypatch), tmp_path / "checked.yaml", tmp_path / "trace.json"
-    assert run(["validate", str(file), "--level", "device", "--out", str(out), "--trace", str(trace), "--json"]) == 0
+    assert run(["validate", str(file), "--level", "device", "--out", str(out), "--profile", str(trace), "--json"]) == 0
     tree = json.loads(capsys.readouterr().out)
     assert all(row["counted"] > 0 and row["predicted"] > 0 for row in tree["parts"])
     assert any("nsys profile" in note for note in tree["notes"])
@@ -156,7 +156,7 @@ def test_what_has_no_stand_in_is_refused(plans, tmp_path, capsys):
 
 
 def test_a_trace_needs_the_device_level(plans, capsys):
-    assert run(["validate", str(plans / "ddp/plan.yaml"), "--trace", "x.json"]) == 2
+    assert run(["validate", str(plans / "ddp/plan.yaml"), "--profile", "x.json"]) == 2
     assert "--level device" in capsys.readouterr().err
 
 
