@@ -1,6 +1,7 @@
 """Time of a training step, many rows at once.
 
-    slot   = forward + backward (+ forward again with checkpoints) of the slowest stage, with its traffic
+    slot   = forward + backward (+ forward again with checkpoints) of the slowest stage, with its traffic;
+             again = forward - last matrix of each checkpoint, where recomputation stops early
     step   = (m - 1) slot + sum of all stages (1F1B) + exposed data-parallel traffic + optimizer + offload
 
 Volumes in model bytes: ZeRO-0 all-reduce; 1: reduce-scatter and all-gather once a step; 2: reduce-scatter every
@@ -22,7 +23,7 @@ from planner.estimator.memory.train_activations import layer_kept_bytes
 from planner.estimator.memory.train_states import state_bytes
 from planner.estimator.memory.training import rank_stages
 from planner.estimator.time.kernels import peak_flops
-from planner.estimator.time.train_layers import Passes, Work, gemm, layer_passes
+from planner.estimator.time.train_layers import Passes, Work, gemm, last_gemm_s, layer_passes
 from planner.estimator.time.train_traffic import Sync, between_stages_s, layer_traffic, offload_s, sync_s
 from planner.estimator.train_stages import Stages, layer_flops_per_token, stages_of
 from planner.models.spec import ModelSpec
@@ -62,7 +63,10 @@ def model_flops_per_token(model: ModelSpec, job: TrainJob) -> float:
 
 @dataclass(frozen=True)
 class _Slots:
-    """Seconds per micro-batch for U combinations: at the slowest stage (with traffic of each pass) and over all."""
+    """Seconds per micro-batch for U combinations: at the slowest stage (with traffic of each pass) and over all.
+
+    tail, traffic_tail, everything_tail: last matrix and last all-reduce of every layer.
+    """
 
     forward: FloatArray
     backward: FloatArray
@@ -70,6 +74,9 @@ class _Slots:
     traffic_backward: FloatArray
     everything: FloatArray
     everything_again: FloatArray
+    tail: FloatArray
+    traffic_tail: FloatArray
+    everything_tail: FloatArray
 
 
 def _head(model: ModelSpec, work: Work) -> Passes:
@@ -100,7 +107,10 @@ def _slots(model: ModelSpec, hw: HardwareClass, work: Work, cut: Stages) -> _Slo
         passes.append(layer_passes(work, layer, model.hidden, kept))
     forward = np.stack([p.forward for p in passes], axis=1)
     backward = np.stack([p.inputs for p in passes], axis=1)
-    out, back = layer_traffic(model, hw, work)
+    out, back, reduce = layer_traffic(model, hw, work)
+    early = work.framework.number("early_stop")
+    tail = early * np.stack([last_gemm_s(work, layer, model.hidden) for layer in groups], axis=1)
+    tail, reduced = np.minimum(tail, forward), early * reduce * (tail > 0)
     head = _head(model, work)
     stages = []
     for s in range(3):
@@ -111,12 +121,25 @@ def _slots(model: ModelSpec, hw: HardwareClass, work: Work, cut: Stages) -> _Slo
                 (counts * backward).sum(1) + head.inputs * last,
                 (counts * out).sum(1),
                 (counts * back).sum(1),
+                (counts * tail).sum(1),
+                (counts * reduced).sum(1),
             )
         )
-    worst = np.argmax(np.stack([sum(parts) for parts in stages]), axis=0)
-    chosen = [np.choose(worst, [parts[i] for parts in stages]) for i in range(4)]
+    worst = np.argmax(np.stack([sum(parts[:4]) for parts in stages]), axis=0)
+    chosen = [np.choose(worst, [parts[i] for parts in stages]) for i in range(6)]
     once = (cut.total * (forward + backward + out + back)).sum(1) + head.forward + head.inputs
-    return _Slots(chosen[0], chosen[1], chosen[2], chosen[3], once, (cut.total * (forward + out)).sum(1) + head.forward)
+    again = (cut.total * (forward + out)).sum(1) + head.forward
+    return _Slots(
+        chosen[0],
+        chosen[1],
+        chosen[2],
+        chosen[3],
+        once,
+        again,
+        chosen[4],
+        chosen[5],
+        (cut.total * (tail + reduced)).sum(1),
+    )
 
 
 def _one_framework(
@@ -135,9 +158,13 @@ def _one_framework(
     outside = (2 * replica > hw.gpus_per_node).astype(np.int64)
     again = (rows.checkpoint_interval > 0).astype(float)
     m, p, hop = rows.gradient_accumulation_steps, rows.pipeline_parallel, 2 * hops[outside, at]
-    compute, recompute = (slots.forward + slots.backward)[at], slots.forward[at] * again
-    traffic = hop + (slots.traffic_forward + slots.traffic_backward)[at] + slots.traffic_forward[at] * again
-    whole = slots.everything[at] + slots.everything_again[at] * again + hop * (p - 1)
+    skips = again / np.maximum(1, rows.checkpoint_interval)
+    compute, recompute = (slots.forward + slots.backward)[at], slots.forward[at] * again - slots.tail[at] * skips
+    traffic = hop + (slots.traffic_forward + slots.traffic_backward)[at]
+    traffic = traffic + slots.traffic_forward[at] * again - slots.traffic_tail[at] * skips
+    whole = (
+        slots.everything[at] + slots.everything_again[at] * again - slots.everything_tail[at] * skips + hop * (p - 1)
+    )
     bubble = np.where(p > 1, (whole - compute - recompute - traffic) / interleave, 0.0)
 
     stages = rank_stages(model, job, framework, (tensor, pipeline, context, expert, micro))
