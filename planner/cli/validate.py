@@ -46,7 +46,8 @@ def validate(o: Given) -> int:
     """Check a plan: predicted against counted or measured, part by part.
 
     dry builds the plan's transformers model from its config alone (no weights, no GPU, no network), runs one rank of the
-    planned sharding on fake tensors and counts memory and FLOPs. It needs torch and transformers:
+    planned sharding on fake tensors and counts memory, FLOPs and messages. Parts that differ by more than 5% are named in a line of
+    their own and in `beyond_tolerance`; the exit code is 0 all the same, since the check was done. It needs torch and transformers:
     pip install 'llm-hardware-planner[profile]'.
 
     engine starts the emitted files on this machine (or through a cluster's own tool), loads them as planned, says whether each limit
@@ -65,7 +66,7 @@ def validate(o: Given) -> int:
 def _dry(o: Given) -> int:
     from planner.plan import load_plan
     from planner.report.validation import print_validation
-    from planner.validate.dry import dry_run
+    from planner.validate.dry import TOLERANCE_PERCENT, dry_run
 
     plan, out = load_plan(o["plan_file"]), o["out"]
     with _patience(f"planner: counting {plan.model.name} on fake tensors; a large model takes up to a minute"):
@@ -83,7 +84,14 @@ def _dry(o: Given) -> int:
          "judged": p.judged}
         for p in found.parts
     ]  # fmt: skip
-    tree = {"level": "dry", "parts": rows, "peak_gib": found.peak_parts_gib, "notes": list(found.notes)}
+    tree = {
+        "level": "dry",
+        "tolerance_percent": TOLERANCE_PERCENT,
+        "beyond_tolerance": list(found.beyond),
+        "parts": rows,
+        "peak_gib": found.peak_parts_gib,
+        "notes": list(found.notes),
+    }
     print_validation(plan.model.name, tree, str(out) if out else None, json=o["json"])
     return 0
 
