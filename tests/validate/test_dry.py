@@ -69,9 +69,9 @@ def test_each_moment_has_its_own_line():
 
 
 def test_small_models_are_counted_whole():
-    assert layers_to_count(9, FSDP) == (9,)
-    assert layers_to_count(80, FSDP) == (4, 8)
-    assert layers_to_count(32, replace(FSDP, engine="ddp", stage=0)) == (4, 8)
+    assert layers_to_count(17, FSDP) == (17,)
+    assert layers_to_count(80, FSDP) == (8, 16)
+    assert layers_to_count(32, replace(FSDP, engine="ddp", stage=0)) == (8, 16)
     assert layers_to_count(35, replace(FSDP, interval=4)) == (11, 19), "the remainder of the groups stays"
 
 
@@ -330,5 +330,5 @@ def test_peak_of_8b_on_eight_ranks(interval, gib):
 @pytest.mark.slow
 def test_peak_is_linear_in_layers():
     raw = find("llama-3.1-8b")[0]["config"]
-    counted = {n: count(raw, n, replace(FSDP, seq_len=4096)) for n in (4, 8, 32)}
-    assert line({n: counted[n] for n in (4, 8)}, 32).peak == pytest.approx(counted[32].peak, rel=0.01)
+    counted = {n: count(raw, n, replace(FSDP, seq_len=4096)) for n in (8, 16, 32)}
+    assert line({n: counted[n] for n in (8, 16)}, 32).peak == pytest.approx(counted[32].peak, rel=0.01)

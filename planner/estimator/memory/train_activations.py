@@ -50,6 +50,8 @@ def layer_kept_bytes(
             width = mlp.experts_per_token * mlp.expert_intermediate + mlp.shared_intermediate
             per = per + coefficient * width / tensor + 4 * mlp.experts_per_token * hidden / tensor
     if job.method != "full":
+        copies = 3 * ("attention" in job.lora_targets) + ("mlp" in job.lora_targets)
+        adapters += framework.number("adapter_copy_bytes") * copies * hidden * optimizer_state(job.optimizer).master
         per = per + adapters - framework.number("frozen_saving") * _frozen_saving(layer, hidden, job, tensor, ways)
     return np.asarray(tokens * per)
 
