@@ -238,13 +238,13 @@ def _buffers(
     gathered, largest = stage.gathered[at], stage.largest[at]
     root = PLAIN_BYTES * stage.other[at]
     gradients = n("gathered_gradient_layers") * PLAIN_BYTES * largest if full else np.zeros_like(largest)
+    whole = PLAIN_BYTES * (dense + experts) if full else stage.frozen[at]
     working = n("gathered_layers") * gathered + gradients
     if n("root_gathered"):
         fixed, layers = root, working
     else:
-        live = PLAIN_BYTES * np.minimum(n("max_live_elements"), dense + experts)
-        fixed, layers = np.maximum(working, live), np.zeros_like(root)
-    whole = PLAIN_BYTES * (dense + experts) if full else stage.frozen[at]
+        live = np.minimum(PLAIN_BYTES * n("max_live_elements"), whole)
+        fixed, layers = live if n("max_live_elements") else working, np.zeros_like(root)
     total, layered = np.where(rows.zero == 3, fixed, 0.0), np.where(rows.zero == 3, layers, 0.0)
     if n("stage2_gathered"):
         total = total + np.where(rows.zero == 2, whole, 0.0)
