@@ -26,6 +26,8 @@ def framework(args):
 
         sizes = ParallelismConfig(dp_shard_size=args.data_parallel, cp_size=args.context_parallel)
         found["parallelism_config"] = sizes
+    # gradients are reduced after every micro-batch: accelerate would otherwise keep them whole on every GPU until the last
+    found["accelerator_config"] = {"gradient_accumulation_kwargs": {"sync_each_batch": True}}
     return found | {"fsdp": True, "fsdp_config": fsdp}
 
 

@@ -50,7 +50,8 @@ def validate(o: Given) -> int:
     """Check a plan: predicted against counted or measured, part by part.
 
     dry builds the plan's transformers model from its config alone (no weights, no GPU, no network), runs one rank of the
-    planned sharding on fake tensors and counts memory and FLOPs. It needs torch and transformers:
+    planned sharding on fake tensors and counts memory, FLOPs and messages. Parts that differ by more than 5% are named in a line of
+    their own and in `beyond_tolerance`; the exit code is 0 all the same, since the check was done. It needs torch and transformers:
     pip install 'llm-hardware-planner[profile]'.
 
     device runs a few layers of one rank's shard on the GPU at hand (or the CPU, where the plan is for one) and times them.
@@ -103,6 +104,7 @@ def _device(o: Given) -> int:
 def _finish(plan: Any, found: Any, o: Given) -> int:
     """Write the validated plan where one is wanted, and print the parts."""
     from planner.report.validation import print_validation
+    from planner.validate.dry import TOLERANCE_PERCENT
 
     out = o["out"]
     if out is not None:
@@ -112,7 +114,17 @@ def _finish(plan: Any, found: Any, o: Given) -> int:
          "judged": p.judged}
         for p in found.parts
     ]  # fmt: skip
-    tree = {"level": o["level"], "parts": rows, "peak_gib": found.peak_parts_gib, "notes": list(found.notes)}
+    tree = {
+        "level": o["level"],
+        **(
+            {"tolerance_percent": TOLERANCE_PERCENT, "beyond_tolerance": list(found.beyond)}
+            if o["level"] == "dry"
+            else {}
+        ),
+        "parts": rows,
+        "peak_gib": found.peak_parts_gib,
+        "notes": list(found.notes),
+    }
     print_validation(plan.model.name, tree, str(out) if out else None, json=o["json"])
     return 0
 

@@ -45,6 +45,7 @@ class OptimizerState:
 class Combinations:
     """What a framework's own scripts do only together with something else; None = no such limit.
 
+    tensor_dense_only: tensor parallelism does not cut experts.
     pipeline_*, tensor_*: what goes with more than one stage or rank. offload_optimizers: whose states can be on the host.
     least_stage: ZeRO stage an optimizer needs at least, most_stage: allows at most. packed_only: takes no padding.
     context_plain: context parallelism takes neither padding nor chunked loss. checkpoint_divides: layers per checkpoint
@@ -56,6 +57,7 @@ class Combinations:
     pipeline_offloads: bool = True
     pipeline_packed_only: bool = False
     tensor_methods: tuple[str, ...] | None = None
+    tensor_dense_only: bool = False
     offload_optimizers: tuple[str, ...] | None = None
     least_stage: dict[str, int] = field(default_factory=dict, hash=False)
     most_stage: dict[str, int] = field(default_factory=dict, hash=False)

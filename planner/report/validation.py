@@ -20,6 +20,11 @@ def print_validation(model: str, tree: dict[str, Any], written: str | None, *, j
         shown = "-" if error is None else f"{error:+.1f}%"
         mark = "" if row["judged"] else "  (shown, not judged)"
         say(f"  {row['part']:<24}{row['predicted']:>12,.2f}{row['counted']:>12,.2f}  {row['unit']:<8}{shown:>10}{mark}")
+    if tree["beyond_tolerance"]:
+        names = ", ".join(tree["beyond_tolerance"])
+        say(wrapped(f"DIFFERS by more than {tree['tolerance_percent']:g}%: {names}. Trust the count where they part."))
+    else:
+        say(f"All within {tree['tolerance_percent']:g}%.")
     if tree["peak_gib"]:
         kinds = (f"{k.lower().replace('_', ' ')} {v:.2f}" for k, v in tree["peak_gib"].items() if v >= 0.005)
         say(wrapped(f"Counted peak by kind, GiB: {', '.join(kinds)}."))

@@ -166,6 +166,8 @@ def _combination_ok(p: _Problem) -> BoolArray:
         ok &= (r.pipeline_parallel == 1) | (r.offload == 0)
     if c.tensor_methods is not None and job.method not in c.tensor_methods:
         ok &= r.tensor_parallel == 1
+    if c.tensor_dense_only and p.model.is_moe:
+        ok &= r.tensor_parallel == 1
     if c.offload_optimizers is not None and job.optimizer not in c.offload_optimizers:
         ok &= r.offload == 0
     if c.context_plain and (job.chunked_loss or not job.packing):
@@ -175,6 +177,8 @@ def _combination_ok(p: _Problem) -> BoolArray:
 
 
 def _combination_words(p: _Problem) -> str:
+    if p.framework.combinations.tensor_dense_only and p.model.is_moe and int(p.rows.tensor_parallel[0]) > 1:
+        return f"{p.framework.label} does not cut experts over tensor-parallel ranks"
     return f"{p.framework.label} does not combine this with {p.job.method} training and {p.job.optimizer}"
 
 

@@ -82,10 +82,15 @@ def _time_value(case: Case, tokens_per_gpu: float, step: float, peak: float) -> 
     return rate / 1e12 if case.metric == "tflops_per_gpu" else rate / peak
 
 
+def _fixed_bytes(case: Case) -> float:
+    """CUDA context and communicators."""
+    n, world = case.framework.number, math.prod(case.layout[1:5])
+    return (n("context_gib") + (n("nccl_gib") if world > 1 else 0.0)) * GIB
+
+
 def _process_bytes(case: Case, allocated: float, usable: float) -> float:
     """What nvidia-smi shows: allocator peak with its cache (as far as the GPU has room), context, communicators."""
-    n, world = case.framework.number, math.prod(case.layout[1:5])
-    fixed = (n("context_gib") + (n("nccl_gib") if world > 1 else 0.0)) * GIB
+    n, fixed = case.framework.number, _fixed_bytes(case)
     return max(allocated + fixed, min(allocated * (1 + n("cached_share")) + fixed, usable))
 
 
@@ -112,6 +117,7 @@ def _predict(group: Sequence[Case]) -> list[float]:
             found.append(float(sizes[kind]))
         else:
             used = _process_bytes(case, alone, memory.usable_bytes[i]) if case.process else alone
+            used += _fixed_bytes(case) if case.context else 0.0
             found.append(used / case.memory_unit)
     return found
 

@@ -56,7 +56,7 @@ def _times(
             .train()
         )
         if train.checkpoint_interval:
-            recompute(model)
+            recompute(model, train.checkpoint_interval)
         ids = torch.randint(0, model.config.vocab_size, (train.micro_batch_size, train.seq_len), device=device.name)
         shards = dep.data_parallel if train.zero_stage >= 1 else 1
         count = sum(p.numel() for p in model.parameters()) // shards

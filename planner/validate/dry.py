@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,18 +17,15 @@ from planner.engines.training import framework
 from planner.errors import InvalidValueError, NoPlanError
 from planner.models.flops import decode_flops, matmul_flops_per_token, prefill_flops
 from planner.models.precision import Precision, kv_dtype, precision
-from planner.models.spec import Attention, ModelSpec
+from planner.models.spec import Attention, DenseMlp, ModelSpec
 from planner.plan import Deployment, MemoryUse, Plan, TrainSettings
 from planner.units import GIB
-from planner.validate.dry_model import DTYPES, raw_config, spec_of, torch_modules
+from planner.validate.dry_model import EXPERT_TYPES, raw_config, spec_of, torch_modules
+from planner.validate.dry_rank import Rank, Stage, refuse, stages_of_plan, words
 
-ENGINES = ("fsdp2", "deepspeed", "ddp")
-STAGES = {"fsdp2": (0, 2, 3), "deepspeed": (2, 3), "ddp": (0,)}
-OPTIMIZERS = ("adamw", "adamw-bf16")
-KINK = (
-    1.1  # a line whose peak is so near all states may miss that the peak moved to the end of backward: count all layers
-)
 GIGA, TERA = 1e9, 1e12
+TOLERANCE_PERCENT = 5.0
+PART_OF_ANOTHER = ("the rest of the peak",)
 
 
 @dataclass(frozen=True)
@@ -54,6 +52,12 @@ class DryRun:
     notes: tuple[str, ...]
     peak_parts_gib: dict[str, float]
 
+    @property
+    def beyond(self) -> tuple[str, ...]:
+        """Judged parts that differ by more than TOLERANCE_PERCENT, but for those that are part of another."""
+        found = [p for p in self.parts if p.judged and p.name not in PART_OF_ANOTHER and p.error_percent is not None]
+        return tuple(p.name for p in found if abs(p.error_percent or 0.0) > TOLERANCE_PERCENT)
+
     def validation(self) -> dict[str, Any]:
         """The tree that goes into Plan.validation."""
         shown = [p for p in self.parts if p.judged]
@@ -61,6 +65,8 @@ class DryRun:
             "level": "dry",
             "measured": {f"{p.name} ({p.unit})": round(p.counted, 4) for p in shown},
             "error_percent": {p.name: round(p.error_percent, 2) for p in shown if p.error_percent is not None},
+            "tolerance_percent": TOLERANCE_PERCENT,
+            "beyond_tolerance": list(self.beyond),
         }
 
 
@@ -75,8 +81,16 @@ def dry_run(plan: Plan) -> DryRun:
         raise NoPlanError(
             "the plan is infeasible", "there is no deployment to count", "Relax what its explanation names."
         )
-    raw = raw_config(plan)
-    _refuse(dep)
+    raw, spec = raw_config(plan), spec_of(plan)
+    counted = (spec.params_total, len(spec.layers), spec.hidden)
+    if counted != (plan.model.params_total, plan.model.layers, plan.model.hidden):
+        raise InvalidValueError(
+            f"the request of the plan names another model than {plan.model.name}",
+            f"request.model is {plan.request.get('model')!r}, with {spec.params_total / 1e9:.2f}e9 parameters instead of "
+            f"{plan.model.params_total / 1e9:.2f}e9",
+            "Solve again, or mend request.model.",
+        )
+    refuse(dep, str(raw["model_type"]))
     collecting = gc.isenabled()
     gc.enable()  # the command line turns it off; cycles of dead tensors would count as alive
     try:
@@ -84,83 +98,112 @@ def dry_run(plan: Plan) -> DryRun:
             warnings.simplefilter("ignore")
             torch_modules()
             if dep.train is not None:
-                return _training(raw, spec_of(plan), dep, dep.train, memory)
-            return _serving(raw, spec_of(plan), plan, dep, memory)
+                return _training(raw, spec, dep, dep.train, memory)
+            return _serving(raw, spec, plan, dep, memory)
     finally:
         if not collecting:
             gc.disable()
 
 
-def _refuse(dep: Deployment) -> None:
-    """InvalidValueError for what the dry run does not count yet."""
-    train, why = dep.train, ""
-    if dep.pipeline_parallel * dep.context_parallel * dep.expert_parallel > 1:
-        why = "pipeline, context and expert parallelism are not counted"
-    elif train is None:
-        groups = dep.serve.attention_data_parallel if dep.serve else 1
-        why = "attention groups are not counted" if groups > 1 else ""
-    elif dep.engine not in ENGINES:
-        why = f"{dep.engine} has its own model; counted are {', '.join(ENGINES)}"
-    elif train.zero_stage not in STAGES[dep.engine]:
-        why = f"ZeRO-{train.zero_stage} of {dep.engine} is not counted"
-    elif dep.tensor_parallel > 1:
-        why = "tensor parallelism in training is not counted"
-    elif train.method != "full" or train.optimizer not in OPTIMIZERS or dep.precision not in DTYPES:
-        why = f"counted is full training in bf16 or fp16 with {' or '.join(OPTIMIZERS)}"
-    elif train.offload != "none" or train.chunked_loss or train.checkpoint_interval > 1:
-        why = "offload, chunked loss and checkpoints over several layers are not counted"
-    if why:
-        raise InvalidValueError("the dry run cannot count this plan yet", why, "Take the estimate with its interval.")
-
-
 def _training(raw: dict[str, Any], spec: ModelSpec, dep: Deployment, train: TrainSettings, memory: MemoryUse) -> DryRun:
     from planner.validate.dry_flops import training_flops
-    from planner.validate.dry_train import Counted, Rank, count, layers_to_count, line
 
-    engine = "ddp" if train.zero_stage == 0 else dep.engine
-    rank = Rank(
-        engine, dep.data_parallel, train.zero_stage, train.micro_batch_size, train.seq_len,
-        train.checkpoint_interval > 0, dep.precision, train.optimizer == "adamw-bf16", train.gradient_accumulation_steps > 1,
-    )  # fmt: skip
-    layers = len(spec.layers)
-    runs = layers_to_count(layers, rank)
-    counted: Counted = line({n: count(raw, n, rank) for n in runs}, layers)
-    if counted.peak < KINK * (counted.weights + counted.optimizer + counted.gradients):
-        counted, runs = counted if layers in runs else count(raw, layers, rank), (layers,)
-    flops = training_flops(
-        raw, layers, batch=train.micro_batch_size, tokens=train.seq_len, checkpointing=rank.checkpointing
-    )
+    found = [(stage, *_counted(raw, stage)) for stage in stages_of_plan(dep, train, len(spec.layers))]
+    stage, counted, how = max(found, key=lambda f: f[1].peak)
+    rank = stage.rank
     tensors = planned_tensors_gib(dep, memory)
-    planned_rest = tensors - memory.weights_gib - memory.optimizer_gib
-    parts = (
+    parts = [
         Part("weights", "GiB", memory.weights_gib, counted.weights / GIB),
         Part("gradients after backward", "GiB", memory.gradients_gib, counted.gradients / GIB),
         Part("optimizer", "GiB", memory.optimizer_gib, counted.optimizer / GIB),
-        Part("the rest of the peak", "GiB", planned_rest, counted.rest / GIB),
+        Part("the rest of the peak", "GiB", tensors - memory.weights_gib - memory.optimizer_gib, counted.rest / GIB),
         Part("tensors at the peak", "GiB", tensors, counted.peak / GIB),
-        Part("FLOPs of a micro-batch", "TFLOP", planned_step_flops(spec, train) / TERA, flops / TERA),
-    )
-    how = (
-        f"all {layers} layers"
-        if runs == (layers,)
-        else f"{runs[0]} and {runs[1]} layers and a straight line to {layers}"
-    )
+        Part(
+            "FLOPs of a micro-batch", "TFLOP",
+            planned_step_flops(spec, train, dep.tensor_parallel, stage) / TERA, training_flops(raw, stage) / TERA,
+        ),
+        *_messages(spec, dep, train, found),
+    ]  # fmt: skip
+    where = "" if dep.pipeline_parallel == 1 else f" of the stage of {stage.layers} layers that peaks highest"
     notes = [
-        f"Counted: one of {dep.data_parallel} ranks, {how}, micro-batch {train.micro_batch_size} x {train.seq_len} tokens, "
-        f"{'every layer' if rank.checkpointing else 'no'} checkpoint.",
+        f"Counted: one of {dep.gpus} ranks{where}, {how}, {words(rank)}.",
         "The rest of the peak: activations, logits, gathered weights, buffers and the gradients alive at that moment.",
         "FLOPs: causal attention as if it were full, on both sides; recomputation ends early, at the last tensor it needs.",
         "Not counted: CUDA context, communicators, fragmentation, kernels' workspace, temporaries of the optimizer step.",
     ]
-    notes += [_STAND_INS[engine]] if engine in _STAND_INS else []
+    notes += [_STAND_INS[rank.engine]] if rank.engine in _STAND_INS else []
+    notes += _more_notes(dep, train, raw, rank)
     notes += _windows(spec, train.seq_len)
-    return DryRun(parts, tuple(notes), {k: v / GIB for k, v in counted.parts.items()})
+    return DryRun(tuple(parts), tuple(notes), {k: v / GIB for k, v in counted.parts.items()})
+
+
+def _counted(raw: dict[str, Any], stage: Stage) -> tuple[Any, str]:
+    """The count of one stage, and in words how it was reached."""
+    from planner.validate.dry_train import count, layers_to_count, line
+
+    layers, rank = stage.layers, stage.rank
+    runs = layers_to_count(layers, rank)
+    counted = line({n: count(raw, n, rank) for n in runs}, layers)
+    how = (
+        f"all {layers} layers" if len(runs) == 1 else f"{runs[0]} and {runs[1]} layers and a straight line to {layers}"
+    )
+    return counted, how
+
+
+def _messages(
+    spec: ModelSpec, dep: Deployment, train: TrainSettings, found: Sequence[tuple[Stage, Any, str]]
+) -> list[Part]:
+    """Bytes of a rank's messages per step by collective, predicted and counted; judged where the collectives really run."""
+    planned = planned_messages(spec, dep, train)
+    parts = []
+    for kind in ("all-gather", "reduce-scatter", "all-reduce"):
+        seen = max(f[1].traffic.get(kind, 0.0) for f in found) * train.gradient_accumulation_steps
+        derived = max(f[1].derived.get(kind, 0.0) for f in found)
+        derived_each = max(f[1].derived_each.get(kind, 0.0) for f in found) * train.gradient_accumulation_steps
+        total = seen + derived + derived_each
+        if max(planned.get(kind, 0.0), total) > 0:
+            judged = total > 0 and total == seen
+            parts.append(Part(f"{kind} of a step", "GiB", planned.get(kind, 0.0) / GIB, total / GIB, judged))
+    return parts
+
+
+def planned_messages(spec: ModelSpec, dep: Deployment, train: TrainSettings) -> dict[str, float]:
+    """step_messages of the estimator for this plan."""
+    from planner.estimator.time.train_traffic import step_messages
+    from planner.request import OFFLOADS, TrainJob
+    from planner.space.train_rows import TrainRows
+
+    job = TrainJob(
+        method=train.method, seq_len=train.seq_len, optimizer=train.optimizer, precision=dep.precision,
+        lora_rank=train.lora_rank or 16, lora_targets=train.lora_targets or ("attention", "mlp"), chunked_loss=train.chunked_loss,
+    )  # fmt: skip
+    row = (0, dep.tensor_parallel, dep.pipeline_parallel, dep.context_parallel, dep.data_parallel, dep.expert_parallel,
+           train.zero_stage, train.micro_batch_size, train.gradient_accumulation_steps, train.checkpoint_interval,
+           OFFLOADS.index(train.offload))  # fmt: skip
+    found = step_messages(spec, job, framework(dep.engine), TrainRows.of([row]))
+    return {kind: float(values[0]) for kind, values in found.items()}
+
+
+def _more_notes(dep: Deployment, train: TrainSettings, raw: dict[str, Any], rank: Rank) -> list[str]:
+    """What holds for some plans only."""
+    found = []
+    if raw.get("model_type") in EXPERT_TYPES:
+        found.append("Experts run as grouped products: every token's rows are there, however they are routed.")
+    if train.offload != "none":
+        found.append("Offloaded states are taken off the device; buffers for moving them are not counted.")
+    if dep.tensor_parallel > 1:
+        found.append(
+            "Tensor parallelism: the layers of one rank's shapes, all-reduces around them as AutoTP makes them."
+        )
+    if dep.pipeline_parallel > 1:
+        found.append(f"Pipeline: {rank.in_flight} micro-batches run forward before the first backward.")
+    return found
 
 
 _STAND_INS = {
-    "deepspeed": "DeepSpeed itself does not run on fake tensors: its partitions, gradients and buckets are stood in for; "
-    "prefetched and persistent parameters of stage 3 are not in it.",
-    "ddp": "DDP's buckets are taken as large as the gradients.",
+    "deepspeed": "DeepSpeed itself does not run on fake tensors: its partitions, buckets, gathered parameters and messages of "
+    "the data-parallel ranks are stood in for by its own rules.",
+    "ddp": "DDP's buckets are taken as large as the gradients; its messages are the gradients that were counted.",
 }
 
 
@@ -171,13 +214,24 @@ def planned_tensors_gib(dep: Deployment, memory: MemoryUse) -> float:
     return (memory.total_gib - fixed) / (1 + n("fragmentation"))
 
 
-def planned_step_flops(spec: ModelSpec, train: TrainSettings) -> float:
-    """3 x forward of a micro-batch, and once more the layers when they are recomputed; attention without its mask."""
-    tokens = train.seq_len
-    attention = prefill_flops(spec, tokens).attention * 2 * tokens / (tokens + 1)
-    forward = matmul_flops_per_token(spec) * tokens + attention
-    again = matmul_flops_per_token(spec, head=False) * tokens + attention if train.checkpoint_interval else 0.0
-    return float(train.micro_batch_size * (3 * forward + again))
+def planned_step_flops(spec: ModelSpec, train: TrainSettings, tensor: int, stage: Stage) -> float:
+    """Forward and backward of a micro-batch on one rank of a stage; attention without its mask.
+
+    Full training: 3 x forward; adapters: 2 x the matrices and 3 x attention. Recomputed layers once more, but for the last
+    matrix of each checkpoint (dense, full training).
+    """
+    tokens, full = train.seq_len, train.method == "full"
+    share = stage.layers / len(spec.layers) / tensor
+    attention = prefill_flops(spec, tokens).attention * 2 * tokens / (tokens + 1) * share
+    body = matmul_flops_per_token(spec, head=False) * tokens * share
+    head = 2.0 * spec.vocab * spec.hidden * tokens / tensor * stage.rank.last
+    again, mlp = 0.0, spec.layers[-1].mlp
+    if train.checkpoint_interval:
+        segments = -(-stage.layers // train.checkpoint_interval)
+        tail = 2.0 * spec.hidden * mlp.intermediate * tokens / tensor if isinstance(mlp, DenseMlp) and full else 0.0
+        again = body + attention - tail * segments
+    again += head if train.chunked_loss else 0.0
+    return float(train.micro_batch_size * ((3 if full else 2) * (body + head) + 3 * attention + again))
 
 
 def _serving(raw: dict[str, Any], spec: ModelSpec, plan: Plan, dep: Deployment, memory: MemoryUse) -> DryRun:

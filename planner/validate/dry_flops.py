@@ -5,9 +5,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
-from planner.validate.dry_model import build, build_config, plain_masks, recompute, torch_modules
+from planner.validate.dry_model import build, build_config, plain_masks, torch_modules
+from planner.validate.dry_rank import Stage
+from planner.validate.dry_train import backward, fake_group, forward, make_model
 
 POINTS = (1, 2)
 
@@ -24,34 +27,50 @@ def _model(raw: dict[str, Any], layers: int, ranks: int) -> Any:
         return build(build_config(raw, layers, ranks), torch.bfloat16)
 
 
+def _grouped(inputs: Any, weight: Any, *_rest: Any, out_shape: Any = None, **_more: Any) -> int:
+    """2 x rows x K x N of a grouped product: inputs (rows, K), weight (experts, K, N)."""
+    return 2 * int(inputs[0]) * int(inputs[1]) * int(weight[2])
+
+
+def _grouped_backward(inputs: Any, weight: Any, *_rest: Any, out_shape: Any = None, **_more: Any) -> int:
+    """Gradients of inputs and of weights: twice the forward."""
+    return 2 * _grouped(inputs, weight)
+
+
 def _counted(run: Callable[[], Any]) -> float:
+    torch, _ = torch_modules()
+    import transformers.integrations.moe  # noqa: F401 (registers the operators of grouped experts)
     from torch.utils.flop_counter import FlopCounterMode
 
+    experts = {
+        torch.ops.transformers.grouped_mm_fallback: _grouped,
+        torch.ops.transformers.grouped_mm_fallback_backward: _grouped_backward,
+    }
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with FlopCounterMode(display=False) as counter:
+        with FlopCounterMode(display=False, custom_mapping=experts) as counter:
             run()
     return float(counter.get_total_flops())
 
 
-def training_flops(raw: dict[str, Any], layers: int, *, batch: int, tokens: int, checkpointing: bool) -> float:
-    """FLOPs of forward and backward of one micro-batch, recomputation included."""
+def training_flops(raw: dict[str, Any], stage: Stage) -> float:
+    """FLOPs of forward and backward of one micro-batch on a stage's rank, recomputation included."""
     torch, _ = torch_modules()
+    rank = replace(stage.rank, in_flight=1)
+    every = max(1, rank.interval)
+    low = every + stage.layers % every
+    points = (low, low + every)
 
-    def measure(count: int) -> float:
-        model = _model(raw, count, 1)
-        model.train()
-        if checkpointing:
-            recompute(model)
-        ids = torch.zeros(batch, tokens, dtype=torch.long, device="meta")
+    def measure(layers: int) -> float:
+        with torch.device("meta"):
+            model = make_model(raw, layers, rank, torch.bfloat16, half_only=True)
+            with plain_masks(model), fake_group(max(rank.world, rank.tensor)):
+                return _counted(lambda: backward(forward(model, rank, torch.bfloat16)))
 
-        def step() -> None:
-            model(input_ids=ids, labels=ids).loss.backward()
-
-        with plain_masks(model):
-            return _counted(step)
-
-    return straight(measure, layers)
+    if stage.layers <= points[1]:
+        return measure(stage.layers)
+    first, second = (measure(n) for n in points)
+    return first + (second - first) * (stage.layers - points[0]) / every
 
 
 def serving_flops(raw: dict[str, Any], layers: int, *, ranks: int, tokens: int) -> tuple[float, float]:

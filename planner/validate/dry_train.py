@@ -1,9 +1,8 @@
-"""Memory of one training rank, counted: the transformers model under FakeTensorMode with a fake process group.
+"""Memory and traffic of one training rank, counted: the transformers model under FakeTensorMode with a fake process group.
 
 fsdp2: fully_shard per decoder layer and root, counted by FSDPMemTracker. ddp: the whole model under autocast, counted by
-MemTracker, with a bucket per gradient. deepspeed is a stand-in, its engine does not run on fake tensors: stage 3 as fully_shard
-of 16-bit weights, stage 2 as a whole 16-bit model whose gradients leave for a shard through two reduce buckets; states as
-in its stage_1_and_2.py and stage3.py (fp32 master, two moments, fp32 gradients; stage 3 has these or 16-bit ones, not both).
+MemTracker, with a bucket per gradient. deepspeed is a stand-in, its engine does not run on fake tensors: the whole 16-bit model
+by MemTracker, its states and buffers from dry_states.py. A pipeline stage runs its in-flight micro-batches forward first.
 """
 
 from __future__ import annotations
@@ -11,47 +10,54 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from planner.engines.training import framework
 from planner.errors import InvalidValueError
-from planner.validate.dry_model import DTYPES, build, build_config, plain_masks, recompute, torch_modules
+from planner.validate.dry_comm import Traffic, cut_by_tensor
+from planner.validate.dry_model import (
+    DTYPES,
+    base_model,
+    build,
+    build_adapted,
+    build_config,
+    chunk_loss,
+    plain_masks,
+    recompute,
+    torch_modules,
+)
+from planner.validate.dry_rank import Rank
+from planner.validate.dry_states import beside, data_messages_of, held, live_parameters, optimizer_of, release_gradients
 
-SHARDED_LINE, WHOLE_LINE = (16, 32), (8, 16)
-STATES = {"adamw": ("exp_avg", "exp_avg_sq"), "deepspeed": ("master", "exp_avg", "exp_avg_sq", "gradient_copy")}
-BUCKETS = 2
-
-
-@dataclass(frozen=True)
-class Rank:
-    """What is counted. stage: ZeRO stage; pure: all states in 16 bit; several: more than one micro-batch a step."""
-
-    engine: str
-    world: int
-    stage: int
-    micro_batch: int
-    seq_len: int
-    checkpointing: bool
-    dtype: str
-    pure: bool
-    several: bool
-
-    @property
-    def sharded(self) -> bool:
-        """Weights are sharded, so fully_shard is what is counted."""
-        return self.engine == "fsdp2" or (self.engine == "deepspeed" and self.stage == 3)
+LINE = (8, 16)  # at 4 and 8 what is prefetched is not yet all there: 5% off for 32 layers
 
 
 @dataclass(frozen=True)
 class Counted:
-    """Bytes of one rank. gradients: after backward. rest: peak without weights and optimizer. parts: of the peak."""
+    """Bytes of one rank. gradients: after backward. rest: peak without weights and optimizer.
+
+    moments: bytes by kind at the highest point until backward enters the last layer, in the upper half of the layers, and in
+    the lower half. traffic: bytes of a micro-batch by collective, seen. derived_each, derived: of a micro-batch and of a step,
+    by the framework's own rules from the tensors counted.
+    """
 
     weights: float
     gradients: float
     optimizer: float
-    peak: float
-    parts: dict[str, float]
+    moments: tuple[dict[str, float], ...]
+    traffic: dict[str, float] = field(default_factory=dict)
+    derived_each: dict[str, float] = field(default_factory=dict)
+    derived: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """Bytes by kind at the peak."""
+        return max(self.moments, key=lambda kinds: sum(kinds.values()))
+
+    @property
+    def peak(self) -> float:
+        """Bytes at the peak."""
+        return sum(self.parts.values())
 
     @property
     def rest(self) -> float:
@@ -60,16 +66,18 @@ class Counted:
 
 
 def layers_to_count(layers: int, rank: Rank) -> tuple[int, ...]:
-    """Layer counts to run: all of them, or two for a straight line (peak is linear in layers).
+    """Layer counts to run: all of them, or two for a straight line (each moment of a step is linear in layers).
 
-    Fewer where the tracker walks over every gradient and state of a whole model at each operation.
+    With groups of layers under a checkpoint, counts that leave the same remainder as the whole.
     """
-    points = SHARDED_LINE if rank.sharded else WHOLE_LINE
-    return (layers,) if layers <= points[-1] else points
+    every = max(1, rank.interval)
+    if layers <= LINE[1] + every:
+        return (layers,)
+    return tuple(n + (layers - n) % every for n in LINE)
 
 
 def line(points: dict[int, Counted], layers: int) -> Counted:
-    """The count at `layers`: itself, or the straight line through two counts."""
+    """The count at `layers`: itself, or the straight line through two counts, each moment on its own."""
     if layers in points:
         return points[layers]
     (a, low), (b, high) = sorted(points.items())
@@ -78,13 +86,17 @@ def line(points: dict[int, Counted], layers: int) -> Counted:
     def at(x: float, y: float) -> float:
         return x + (y - x) * scale
 
-    names = dict.fromkeys((*low.parts, *high.parts))
+    def each(x: dict[str, float], y: dict[str, float]) -> dict[str, float]:
+        return {n: at(x.get(n, 0.0), y.get(n, 0.0)) for n in dict.fromkeys((*x, *y))}
+
     return Counted(
         at(low.weights, high.weights),
         at(low.gradients, high.gradients),
         at(low.optimizer, high.optimizer),
-        at(low.peak, high.peak),
-        {n: at(low.parts.get(n, 0.0), high.parts.get(n, 0.0)) for n in names},
+        tuple(each(x, y) for x, y in zip(low.moments, high.moments, strict=True)),
+        each(low.traffic, high.traffic),
+        each(low.derived_each, high.derived_each),
+        each(low.derived, high.derived),
     )
 
 
@@ -109,10 +121,10 @@ def fake_group(world: int) -> Iterator[Any]:
 
 
 def count(raw: dict[str, Any], layers: int, rank: Rank) -> Counted:
-    """Peak bytes of one training step of a model with `layers` layers on one rank."""
+    """Peak bytes of one training step of a model, or stage, with `layers` layers on one rank."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with fake_group(rank.world) as mesh:
+        with fake_group(max(rank.world, rank.tensor)) as mesh:
             return _count(raw, layers, rank, mesh)
 
 
@@ -121,37 +133,119 @@ def _count(raw: dict[str, Any], layers: int, rank: Rank, mesh: Any) -> Counted:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     half = getattr(torch, DTYPES[rank.dtype])
-    stored = half if rank.pure or rank.engine == "deepspeed" else torch.float32
     with FakeTensorMode(allow_non_fake_inputs=True):
-        model = build(build_config(raw, layers), stored)
-        model.train()
-        if rank.checkpointing:
-            recompute(model)
+        model = make_model(raw, layers, rank, half)
+        live, fetched = live_parameters(model, rank)
+        derived_each, derived = data_messages_of(model, rank, fetched)
         if rank.sharded:
             shard(model, mesh, rank, half)
-        optimizer = _optimizer(model, rank)
-        tracker = _tracker(model, optimizer, rank.sharded)
-        kept = _beside(model, rank, half)
-        if kept:
-            tracker.track_external(*kept)
-        tokens = torch.zeros((rank.micro_batch, rank.seq_len), dtype=torch.long)
-        autocast = torch.autocast("cpu", dtype=half, enabled=rank.engine == "ddp" and not rank.pure)
-        with plain_masks(model), tracker:
-            optimizer.step()
-            for _ in range(2 if rank.several else 1):
-                tracker.reset_mod_stats()
+        else:
+            release_gradients(model, rank)
+        optimizer = optimizer_of(model, rank)
+        kept = beside(model, rank, half)
+        with Traffic(_waves(rank)) as traffic:
+            tracker = _run(model, optimizer, rank, half, kept)
+        whole = sum(held(p) for p in model.parameters())
+        gradients = sum(held(p.grad) for p in model.parameters()) + sum(map(held, kept[:1] if rank.stage >= 2 else []))
+        states = sum(held(v) for state in optimizer.state.values() for v in state.values())
+    found = Counted(whole, gradients, states, tracker.moments(), traffic.each(), derived_each, derived)
+    return _kept_elsewhere(found, rank, live)
+
+
+def _waves(rank: Rank) -> int:
+    """Micro-batches that run backward in a count; traffic is their mean."""
+    return 2 if rank.several else 1
+
+
+def _kept_elsewhere(found: Counted, rank: Rank, live: float) -> Counted:
+    """The count with what the stand-in holds whole put right: stage 3 of DeepSpeed keeps a shard and its live parameters,
+    offloaded weights none."""
+    weights, moments = found.weights, [dict(kinds) for kinds in found.moments]
+    if rank.engine == "deepspeed" and rank.stage == 3:
+        weights = found.weights / rank.world
+        for kinds in moments:
+            kinds |= {"param": weights, "live parameters": live}
+    if rank.offload == "optimizer+parameters":
+        weights = 0.0
+        for kinds in moments:
+            for name in ("param", "sharded_param", "sharded_grad"):
+                kinds.pop(name, None)
+    gradients = 0.0 if rank.offload != "none" and rank.stage >= 2 else found.gradients
+    return replace(found, weights=weights, moments=tuple(moments), gradients=gradients)
+
+
+def make_model(raw: dict[str, Any], layers: int, rank: Rank, half: Any, *, half_only: bool = False) -> Any:
+    """The model, or pipeline stage, of a rank as the launch files make it, ready to train. half_only: no fp32 masters."""
+    torch, _ = torch_modules()
+    tied = bool(raw.get("tie_word_embeddings"))
+    stored = half if half_only or rank.pure or rank.engine == "deepspeed" or rank.lora else torch.float32
+    config = build_config(raw, layers, rank.tensor, rank.tensor if tied else 1)
+    model = build(config, stored) if rank.lora is None else build_adapted(config, stored, rank.lora)
+    if rank.tensor > 1:
+        cut_by_tensor(model, rank.tensor, tied=tied)
+    if not rank.first:
+        model.model.embed_tokens = torch.nn.Identity()
+    if not rank.last:
+        model.model.norm, model.lm_head = torch.nn.Identity(), torch.nn.Identity()
+    if rank.interval > 1:
+        recompute(model, rank.interval)
+    if rank.chunk and rank.last:
+        chunk_loss(model, rank.chunk)
+    model.train()
+    if rank.interval == 1:
+        recompute(model, 1)
+        if rank.lora:
+            model.enable_input_require_grads()
+    return model
+
+
+def _run(model: Any, optimizer: Any, rank: Rank, half: Any, kept: list[Any]) -> Any:
+    """One step under the tracker, states first; gives the tracker back."""
+    torch, _ = torch_modules()
+    tracker = _tracker(model, optimizer, rank.sharded)
+    if kept:
+        tracker.track_external(*kept)
+    _mark_moments(model, tracker)
+    autocast = torch.autocast("cpu", dtype=half, enabled=rank.engine == "ddp" and not rank.pure)
+    with plain_masks(model), tracker:
+        optimizer.step()
+        with autocast:
+            queue = [_next(model, rank, half, tracker) for _ in range(rank.in_flight)]
+        for wave in range(_waves(rank)):
+            backward(queue.pop(0))
+            if wave + 1 < _waves(rank):
                 with autocast:
-                    loss = model(input_ids=tokens, labels=tokens).loss
-                loss.backward()
-                del loss
-            gradients = sum(_held(p.grad) for p in model.parameters())
-            gradients += sum(map(_held, kept[:1])) if rank.engine == "deepspeed" else 0.0
-        weights = sum(_held(p) for p in model.parameters())
-        states = sum(_held(v) for state in optimizer.state.values() for v in state.values())
-    peak = {
-        str(k).rpartition(".")[2]: float(v) for d in tracker.get_tracker_snapshot("peak").values() for k, v in d.items()
-    }
-    return Counted(weights, gradients, states, peak.pop("Total"), {k: v for k, v in peak.items() if v})
+                    queue.append(_next(model, rank, half, tracker))
+        queue.clear()
+    return tracker
+
+
+def _next(model: Any, rank: Rank, half: Any, tracker: Any) -> Any:
+    tracker.reset_mod_stats()
+    tracker.enter(0)
+    return forward(model, rank, half)
+
+
+def forward(model: Any, rank: Rank, half: Any) -> Any:
+    """Loss of a micro-batch, or the hidden states that leave the stage."""
+    torch, _ = torch_modules()
+    tokens = torch.zeros((rank.micro_batch, rank.seq_len), dtype=torch.long)
+    if rank.first and rank.last:
+        return model(input_ids=tokens, labels=tokens).loss
+    inside = base_model(model)
+    given: dict[str, Any] = {"input_ids": tokens}
+    if not rank.first:
+        shape = (rank.micro_batch, rank.seq_len, inside.config.hidden_size)
+        given = {"inputs_embeds": torch.zeros(shape, dtype=half, requires_grad=True)}
+    if rank.last:
+        return inside(**given, labels=tokens).loss
+    return inside.model(**given).last_hidden_state
+
+
+def backward(out: Any) -> None:
+    """Backward of a loss, or of what left the stage with a gradient of zeros."""
+    torch, _ = torch_modules()
+    out.backward(None if out.dim() == 0 else torch.zeros_like(out))
 
 
 def shard(model: Any, mesh: Any, rank: Rank, half: Any) -> None:
@@ -159,70 +253,73 @@ def shard(model: Any, mesh: Any, rank: Rank, half: Any) -> None:
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     options: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": rank.stage == 3}
-    if rank.engine == "fsdp2" and not rank.pure:
+    if not rank.pure:
         options["mp_policy"] = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=half, output_dtype=half)
-    for layer in model.model.layers:
+    modules = list(base_model(model).model.layers._modules.values())
+    for layer in modules:
         fully_shard(layer, **options)
     fully_shard(model, **options)
 
 
+def _mark_moments(model: Any, tracker: Any) -> None:
+    """Backward tells the tracker when it enters the last layer and the lower half of the layers."""
+    layers = list(base_model(model).model.layers._modules.values())
+
+    def mark(moment: int) -> Any:
+        def forward_hook(_module: Any, _args: Any, out: Any) -> None:
+            if out.requires_grad:
+                out.register_hook(lambda _grad: tracker.enter(moment))
+
+        return forward_hook
+
+    layers[-1].register_forward_hook(mark(1))
+    if len(layers) > 1:
+        layers[len(layers) // 2 - 1].register_forward_hook(mark(2))
+
+
+class Peak:
+    """Mixed into torch's tracker: the highest point of each moment, without the tracker's table by module, over which it
+    walks at every operation."""
+
+    moment = 0
+    highest: tuple[dict[Any, float], ...] = ({}, {}, {})
+
+    def enter(self, moment: int) -> None:
+        """From here on it is this moment."""
+        self.moment = moment
+
+    def _update_peak_stats(self, _state: Any) -> None:
+        here: Any = self
+        for now in here._curr_mem_snap.values():
+            if here.highest[self.moment].get("Total", 0) < now["Total"]:
+                here.highest = (*here.highest[: self.moment], dict(now), *here.highest[self.moment + 1 :])
+
+    def moments(self) -> tuple[dict[str, float], ...]:
+        """Bytes by kind at the highest point of each moment."""
+        return tuple(
+            {str(k).rpartition(".")[2].lower(): float(v) for k, v in kinds.items() if v and k != "Total"}
+            for kinds in self.highest
+        )
+
+
+class _Nothing:
+    """In the place of hooks on the gradients of frozen parameters, which have none."""
+
+    def remove(self) -> None:
+        """Nothing to remove."""
+
+
 def _tracker(model: Any, optimizer: Any, sharded: bool) -> Any:
+    """torch's tracker of every tensor alive."""
     from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
     from torch.distributed._tools.mem_tracker import MemTracker
 
+    made = type("Tracker", (Peak, FSDPMemTracker if sharded else MemTracker), {})
     if sharded:
-        return FSDPMemTracker(model, optimizer)
-    tracker = MemTracker()
+        return made(model, optimizer)
+    tracker = made()
+    for p in model.parameters():
+        if not p.requires_grad:
+            tracker._param_to_grad_hook_handles[p] = (_Nothing(), _Nothing())
     tracker.track_external(model, optimizer)
     return tracker
-
-
-def _beside(model: Any, rank: Rank, half: Any) -> list[Any]:
-    """What the framework keeps beside the model: DDP's buckets; for ZeRO-2 this rank's 16-bit gradients and two reduce
-    buckets, and hooks that drop the whole gradients as backward makes them."""
-    torch, _ = torch_modules()
-    params = sum(p.numel() for p in model.parameters())
-    if rank.engine == "ddp" and rank.world > 1:
-        return [torch.zeros(params, dtype=next(model.parameters()).dtype)]
-    if rank.engine != "deepspeed" or rank.stage != 2:
-        return []
-    for p in model.parameters():
-        p.register_post_accumulate_grad_hook(lambda done: setattr(done, "grad", None))
-    bucket = int(min(framework("deepspeed").number("bucket_elements"), params))
-    return [torch.zeros(size, dtype=half) for size in (-(-params // rank.world), *[bucket] * BUCKETS)]
-
-
-def _held(tensor: Any) -> float:
-    """Bytes this rank holds of a tensor or shard; 0 for None and scalars on the host."""
-    if tensor is None or not hasattr(tensor, "element_size"):
-        return 0.0
-    local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return float(local.numel() * local.element_size())
-
-
-def _optimizer(model: Any, rank: Rank) -> Any:
-    """An optimizer that makes the states of this rank and nothing else, as a fused step does.
-
-    AdamW itself makes temporaries of the whole shape on fake DTensors, which are then counted.
-    """
-    torch, _ = torch_modules()
-    ways = rank.world if rank.engine == "deepspeed" and rank.stage == 2 else 1
-    names = STATES["deepspeed" if rank.engine == "deepspeed" else "adamw"]
-
-    class States(torch.optim.Optimizer):  # type: ignore[misc, name-defined]
-        """The states of this rank's shard of every parameter."""
-
-        def step(self, closure: Any = None) -> None:
-            """Make the states that are missing."""
-            for p in self.param_groups[0]["params"]:
-                if not self.state[p]:
-                    local = p.detach()
-                    local = local.to_local() if hasattr(local, "to_local") else local
-                    dtype = local.dtype if rank.pure else torch.float32
-                    size = -(-local.numel() // ways)
-                    self.state[p] = {n: torch.zeros(size, dtype=dtype) for n in names}
-                    if rank.engine == "deepspeed" and rank.stage == 3:
-                        self.state[p].pop("gradient_copy")
-                        self.state[p]["gradient_rest"] = torch.zeros(size, dtype=local.dtype)
-
-    return States(list(model.parameters()), {})

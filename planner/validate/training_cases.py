@@ -43,6 +43,7 @@ class Case:
     hardware_flops: bool
     memory_unit: float = GIB
     process: bool = False
+    context: bool = False
 
 
 @cache
@@ -261,6 +262,7 @@ def read_case(row: dict[str, str], catalog: Catalog) -> Case:
         hardware_flops="hardware tflop" in row["notes"].lower(),
         memory_unit=GIB if source.get("gib") else GB,
         process=bool(source.get("process")),
+        context=bool(source.get("context")),
     )
 
 

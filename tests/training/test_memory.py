@@ -59,7 +59,7 @@ def test_megatron_distributed_optimizer_is_6_plus_12_over_d():
 def test_pure_bf16_peaks_at_10_bytes_on_one_gpu_in_the_optimizer_step():
     """fms-acceleration benchmarks, PowerLM-3b full: steady 6.0 and peak 10.0 B/param on one GPU at small batches."""
     spec, job = gpt(2304, 40, 36, 49152), TrainJob(seq_len=512, optimizer="adamw-bf16")
-    got = memory(spec, job, hardware(), row("ddp"))
+    got = memory(spec, job, hardware(), row("fms_single"))
     alone = got.peak_bytes[0] - got.runtime_bytes[0]
     assert got.steady_bytes[0] / spec.params_total == pytest.approx(6, rel=0.01)
     assert alone / spec.params_total == pytest.approx(10, rel=0.01)
@@ -96,8 +96,8 @@ def test_gpt_layer_without_flash_follows_korthikanti_equation_2(tensor):
     assert kept[0] / (2048 * 12288) == pytest.approx(10 + 24 / tensor + 5 * 96 * 2048 / (12288 * tensor), rel=1e-6)
 
 
-@pytest.mark.parametrize(("stack", "copies"), [("torchtitan", 41), ("fsdp2", 56)])
-def test_llama_8b_layer_keeps_41_fused_and_56_eager(stack, copies):
+@pytest.mark.parametrize(("stack", "copies"), [("torchtitan", 41), ("fsdp2", 49), ("fms", 56), ("ddp", 59)])
+def test_llama_8b_layer_keeps_41_fused_49_eager_and_59_under_autocast(stack, copies):
     kept = layer_kept_bytes(LLAMA.layers[0], 4096, JOB, stacks()[stack], tokens=np.array([1.0]), tensor=np.array([1.0]))
     assert kept[0] / 4096 == pytest.approx(copies, rel=0.02)
 
@@ -251,3 +251,26 @@ def test_fsdp2_qlora_loads_the_whole_4_bit_model_in_every_process():
     assert each == pytest.approx(40e9, rel=0.06)  # 70e9 x 0.52 B and 2.1e9 of embedding and head x 2 B
     assert got.host_ram_bytes[:2].tolist() == pytest.approx([8 * each, 2 * each])
     assert got.host_ram_bytes[2] < 8 * each
+
+
+def test_frozen_weights_keep_less():
+    """Counted on fake tensors: 36, 43 and 45 s b h with adapters on attention, feed-forward and both of Llama-3.1-8B."""
+    for targets, copies in ((("attention",), 36), (("mlp",), 43), (("attention", "mlp"), 45)):
+        job = TrainJob(method="lora", seq_len=4096, lora_targets=targets)
+        got = layer_kept_bytes(
+            LLAMA.layers[0], 4096, job, stacks()["fsdp2"], tokens=np.array([1.0]), tensor=np.array([1.0])
+        )
+        assert got[0] / 4096 == pytest.approx(copies, rel=0.01)
+
+
+def test_deepspeed_leaves_an_untied_embedding_whole():
+    """AutoTP, run on two ranks: the head is cut, the embedding is not."""
+    got = [memory(LLAMA, JOB, hardware(), row("deepspeed", zero=1, tp=t, dp=8 // t)).weights_bytes[0] for t in (1, 4)]
+    embedding = 2 * LLAMA.vocab * LLAMA.hidden
+    assert got[1] == pytest.approx((got[0] - embedding) / 4 + embedding, rel=0.001)
+
+
+def test_a_checkpoint_over_many_layers_gathers_them_all_under_fsdp2():
+    got = [memory(LLAMA, JOB, hardware(), row("fsdp2", zero=3, dp=8, k=k)).peak_bytes[0] for k in (2, 8)]
+    layer = 2 * LLAMA.layers[0].params(4096)
+    assert got[1] - got[0] > 5 * layer

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from planner.engines.training import Framework, KernelSet
+from planner.engines.training import Framework, KernelSet, optimizer_state
 from planner.models.spec import Attention, DenseMlp, LatentAttention, Layer, ModelSpec
 from planner.request import TrainJob
 
@@ -26,7 +26,8 @@ def layer_kept_bytes(
     """
     k: KernelSet = framework.kernels
     ways = tensor if framework.sequence_parallel else np.ones_like(tensor)
-    per = k.hidden * hidden / ways
+    wide = framework.number("autocast_hidden_bytes") if autocasts(job) else 0.0
+    per = (k.hidden + wide) * hidden / ways
     adapters = 0.0
     for mixer in layer.mixers:
         if isinstance(mixer, Attention):
@@ -49,16 +50,35 @@ def layer_kept_bytes(
             width = mlp.experts_per_token * mlp.expert_intermediate + mlp.shared_intermediate
             per = per + coefficient * width / tensor + 4 * mlp.experts_per_token * hidden / tensor
     if job.method != "full":
-        per = per + adapters
+        copies = 3 * ("attention" in job.lora_targets) + ("mlp" in job.lora_targets)
+        adapters += framework.number("adapter_copy_bytes") * copies * hidden * optimizer_state(job.optimizer).master
+        per = per + adapters - framework.number("frozen_saving") * _frozen_saving(layer, hidden, job, tensor, ways)
     return np.asarray(tokens * per)
 
 
+def _frozen_saving(layer: Layer, hidden: int, job: TrainJob, tensor: FloatArray, ways: FloatArray) -> FloatArray:
+    """Bytes a token that frozen weights need not keep: both norms' normalised input 2 h each, the input 2 h of attention and the
+    inputs 2 h + 2 f of a dense feed-forward without adapters of their own."""
+    saved = 4.0 * hidden / ways
+    if "attention" not in job.lora_targets:
+        saved = saved + 2.0 * hidden / ways
+    if "mlp" not in job.lora_targets and isinstance(layer.mlp, DenseMlp):
+        saved = saved + 2.0 * hidden / ways + 2.0 * layer.mlp.intermediate / tensor
+    return np.asarray(saved)
+
+
+def autocasts(job: TrainJob) -> bool:
+    """True where a framework that uses autocast keeps fp32 weights, and with them hidden states in fp32."""
+    return job.method == "full" and optimizer_state(job.optimizer).master
+
+
 def activation_checkpoint_bytes(
-    hidden: int, framework: Framework, tokens: FloatArray, tensor: FloatArray
+    hidden: int, job: TrainJob, framework: Framework, tokens: FloatArray, tensor: FloatArray
 ) -> FloatArray:
-    """Bytes of one checkpointed layer input for `tokens` tokens."""
+    """Bytes of one checkpointed layer input for `tokens` tokens: 2, under autocast 4 a hidden element."""
     ways = tensor if framework.sequence_parallel else np.ones_like(tensor)
-    return np.asarray(CHECKPOINT_BYTES * hidden * tokens / ways)
+    each = CHECKPOINT_BYTES + (framework.number("autocast_checkpoint_bytes") if autocasts(job) else 0.0)
+    return np.asarray(each * hidden * tokens / ways)
 
 
 def logits_bytes(
@@ -66,7 +86,8 @@ def logits_bytes(
 ) -> FloatArray:
     """Logits with loss and gradient, c_V V + c_h h bytes a token; a chunked loss keeps one chunk of the first."""
     n = framework.number
-    ways = tensor if n("logits_split") else np.ones_like(tensor)
+    split = n("logits_split") or (model.tie_embeddings and n("tied_logits_split"))
+    ways = tensor if split else np.ones_like(tensor)
     whole = n("logits_bytes") * model.vocab * tokens / ways
     beside = n("head_hidden_bytes") * model.hidden * tokens / (tensor if framework.sequence_parallel else 1.0)
     return np.asarray((whole / n("loss_chunks") if job.chunked_loss else whole) + beside)

@@ -95,9 +95,16 @@ def _layer_params(layer: Layer, hidden: int, lay: _Layout, tensor: int, expert: 
 
 
 def rank_params(
-    model: ModelSpec, tensor: npt.NDArray[np.int64], expert: npt.NDArray[np.int64], quantised: str = ""
+    model: ModelSpec,
+    tensor: npt.NDArray[np.int64],
+    expert: npt.NDArray[np.int64],
+    quantised: str = "",
+    whole_embedding: bool = False,
 ) -> RankParams:
-    """Parameters per rank of each combination; layer_bytes (U, G): a frozen layer in the `quantised` precision."""
+    """Parameters per rank of each combination; layer_bytes (U, G): a frozen layer in the `quantised` precision.
+
+    whole_embedding: tensor-parallel ranks keep all of an embedding that is not tied to the head.
+    """
     rules = memory_rules("vllm", "")
     lay = _Layout(model, precision_named("bf16"), rules)
     frozen = _Layout(model, precision_named(quantised or "bf16"), rules)
@@ -110,8 +117,9 @@ def rank_params(
             base[i, j] = sum(_layer_params(layer, model.hidden, frozen, t, e))
     towers = sum(t.params for t in model.towers if t.loaded)
     vocab = model.vocab * model.hidden / tensor
+    embedding = vocab * tensor if whole_embedding and not model.tie_embeddings else vocab
     return RankParams(
-        dense / PLAIN_BYTES, experts / PLAIN_BYTES, vocab + model.embedding_extra_params + towers,
+        dense / PLAIN_BYTES, experts / PLAIN_BYTES, embedding + model.embedding_extra_params + towers,
         vocab + model.final_norm_params + (model.vocab / tensor if model.lm_head_bias else 0.0), base,
     )  # fmt: skip
 

@@ -1,10 +1,12 @@
 """Memory of training layouts, many rows at once: bytes on the worst rank at the worst moment, and host memory.
 
-    backward = weights + optimizer + buffers + max(gradients held + stored + max(logits, live), gradients + live)
+    backward = weights + optimizer + buffers + max(gradients held + stored + max(logits + next, live + layers), gradients + live + layers)
     step     = weights + gradients + optimizer + temporary of the step
     load     = what a rank holds while the checkpoint is read
     peak     = max of the three + context, communicators, fragmentation
 
+The backward of a ZeRO-3 head beside its live parameters: its gradient whole, once more where it is reduced, 16-bit logits twice.
+layers: unsharded weights and gradients of the layers at work, next: of the one that backward begins with.
 stored: 1F1B keeps min(P - stage, m) micro-batches. States: train_states.py; activations: train_activations.py.
 Measured error: see planner accuracy --training.
 """
@@ -35,6 +37,7 @@ from planner.units import GIB
 
 FloatArray = npt.NDArray[np.float64]
 LOAD, BACKWARD, STEP = 0, 1, 2
+HEAD_LOGITS_BYTES = 4.0  # 16-bit logits and their gradient
 QLORA_PRECISION = "bnb-nf4"
 
 
@@ -80,6 +83,7 @@ class RankStage:
     logits: FloatArray
     gathered: FloatArray
     largest: FloatArray
+    head: FloatArray
     position: IntArray
 
 
@@ -93,13 +97,13 @@ def rank_stages(
     tensor, context, expert, micro = combos
     frozen_name = (job.frozen_precision or QLORA_PRECISION) if job.method == "qlora" else ""
     (ut, ue), at = compact(tensor, expert)
-    params = rank_params(model, ut, ue, frozen_name)
+    params = rank_params(model, ut, ue, frozen_name, whole_embedding=not framework.number("embedding_split"))
     groups = [layer for layer, _ in model.layer_groups]
     tokens, ways = micro * float(job.seq_len) / context, tensor.astype(float)
     kept = np.stack(
         [layer_kept_bytes(g, model.hidden, job, framework, tokens=tokens, tensor=ways) for g in groups], axis=1
     )
-    checkpoint = activation_checkpoint_bytes(model.hidden, framework, tokens, ways)
+    checkpoint = activation_checkpoint_bytes(model.hidden, job, framework, tokens, ways)
     logits = logits_bytes(model, job, framework, tokens, ways)
     adapters = np.array([adapter_params(model, job, g) for g in groups])
     full, found = job.method == "full", []
@@ -132,6 +136,7 @@ def rank_stages(
                 logits * cut.heads[:, s],
                 gathered,
                 largest,
+                params.head[at] * cut.heads[:, s] if full else zero,
                 cut.position[:, s],
             )
         )
@@ -140,12 +145,17 @@ def rank_stages(
 
 @dataclass(frozen=True)
 class _States:
-    """Bytes of one stage that do not depend on checkpoints: by part, and at the moments of load and step."""
+    """Bytes of one stage that do not depend on checkpoints: by part, and at the moments of load and step.
+
+        The backward of a ZeRO-3 head beside its live parameters: its gradient whole, once more where it is reduced, 16-bit logits twice.
+    layers: unsharded weights and gradients of the layers at work, beside the buffers that are there all the time.
+    """
 
     weights: FloatArray
     gradients: FloatArray
     optimizer: FloatArray
     buffers: FloatArray
+    layers: FloatArray
     held: FloatArray
     load: FloatArray
     step: FloatArray
@@ -189,11 +199,11 @@ def _states(stage: RankStage, rows: _Rows, per: StateBytes, job: TrainJob, frame
     optimizer = (per.optimizer - saved) * _sharded(dense, experts, rows, 1)
     optimizer = optimizer + (per.other_optimizer - per.optimizer) * other / np.where(rows.zero >= 1, rows.shards, 1.0)
     optimizer = np.where(on_cpu, 0.0, optimizer)
-    buffers = _buffers(stage, rows, per, job, framework, params=(dense, experts))
-    hold = (n("gradients_held") > 0) | (rows.micro_batches > 1)
+    buffers, layers = _buffers(stage, rows, per, job, framework, params=(dense, experts))
+    hold = ((n("gradients_held") > 0) & (rows.zero >= n("held_from_stage"))) | (rows.micro_batches > 1)
     step = weights + gradients + optimizer + np.where(on_cpu, 0.0, per.step * sharded)
     load = _load_bytes(stage, rows, per, job, framework)
-    return _States(weights, gradients, optimizer, buffers, np.where(hold, gradients, 0.0), load, step)
+    return _States(weights, gradients, optimizer, buffers, layers, np.where(hold, gradients, 0.0), load, step)
 
 
 def _kept_bytes(stage: RankStage, at: IntArray, rows: TrainRows, framework: Framework) -> tuple[FloatArray, FloatArray]:
@@ -205,6 +215,19 @@ def _kept_bytes(stage: RankStage, at: IntArray, rows: TrainRows, framework: Fram
     return stored, (interval + framework.number("live_layers")) * stage.kept_layer[at]
 
 
+def _gathered_bytes(
+    stage: RankStage, at: IntArray, rows: TrainRows, framework: Framework
+) -> tuple[FloatArray, FloatArray]:
+    """Unsharded weights of stage 3, per row: more of them in the backward of a checkpoint over several layers, all of which
+    recomputation gathers; of the layer that is prefetched when the logits are alive."""
+    n, gathered = (
+        framework.number,
+        stage.gathered[at] * (rows.zero_stage == 3) * (framework.number("max_live_elements") == 0),
+    )
+    more = np.maximum(rows.checkpoint_interval - n("gathered_layers"), 0.0)
+    return more * gathered, max(n("gathered_layers") - 1, 0.0) * gathered
+
+
 def _buffers(
     stage: RankStage,
     rows: _Rows,
@@ -213,31 +236,35 @@ def _buffers(
     framework: Framework,
     *,
     params: tuple[FloatArray, FloatArray],
-) -> FloatArray:
-    """Unsharded copies and buckets: gathered layers, root group, autocast copies, reduce buckets."""
+) -> tuple[FloatArray, FloatArray]:
+    """Unsharded copies and buckets that are there all the time (root group, live parameters, autocast copies, reduce buckets),
+    and unsharded weights and gradients of the layers at work."""
     n, at = framework.number, rows.combo
     dense, experts = params
     full = job.method == "full"
     gathered, largest = stage.gathered[at], stage.largest[at]
-    other = PLAIN_BYTES * stage.other[at]
-    root = other
-    layers = n("gathered_layers") * gathered + (n("gathered_gradient_layers") * PLAIN_BYTES * largest if full else 0.0)
-    layers = np.maximum(layers, PLAIN_BYTES * np.minimum(n("max_live_elements"), dense + experts))
-    live = layers + root if n("root_gathered") else np.maximum(layers, 2 * other)
+    root = PLAIN_BYTES * stage.other[at]
+    gradients = n("gathered_gradient_layers") * PLAIN_BYTES * largest if full else np.zeros_like(largest)
     whole = PLAIN_BYTES * (dense + experts) if full else stage.frozen[at]
-    total = np.where(rows.zero == 3, live, 0.0)
+    working = n("gathered_layers") * gathered + gradients
+    if n("root_gathered"):
+        fixed, layers = root, working
+    else:
+        live = np.minimum(PLAIN_BYTES * n("max_live_elements"), whole)
+        fixed, layers = live if n("max_live_elements") else working, np.zeros_like(root)
+    total, layered = np.where(rows.zero == 3, fixed, 0.0), np.where(rows.zero == 3, layers, 0.0)
     if n("stage2_gathered"):
-        total = total + np.where(
-            rows.zero == 2, whole + n("gathered_gradient_layers") * PLAIN_BYTES * largest + root, 0.0
-        )
+        total = total + np.where(rows.zero == 2, whole, 0.0)
+        layered = layered + np.where(rows.zero == 2, gradients, 0.0)
     elif n("bucket_elements"):
-        bucket = PLAIN_BYTES * np.minimum(n("bucket_elements"), dense + experts)
-        total = total + np.where(rows.zero >= 1, bucket * np.where(rows.zero < 3, 2.0, 1.0), 0.0)
+        bucket = PLAIN_BYTES * n("bucket_elements")
+        total = total + np.where(rows.zero >= 1, bucket * np.where(rows.zero == 2, 2.0, 1.0), 0.0)
     whole_gradients = np.where(rows.micro_batches > 1, n("accumulated_bytes"), 0.0)
     unsharded = (per.extra + whole_gradients) * (dense + experts) + np.where(
         rows.alone, 0.0, min(n("ddp_bucket_bytes"), per.gradients) * (dense + experts)
     )
-    return np.asarray(np.where(rows.alone & (rows.zero != 3), 0.0, total) + unsharded)
+    none = rows.alone & (rows.zero != 3)
+    return np.asarray(np.where(none, 0.0, total) + unsharded), np.asarray(np.where(none, 0.0, layered))
 
 
 def _load_bytes(stage: RankStage, rows: _Rows, per: StateBytes, job: TrainJob, framework: Framework) -> FloatArray:
@@ -286,7 +313,7 @@ def _one_framework(
     chosen = rank_stages(model, job, framework, (tensor, context, expert, micro), shape)
     chosen = chosen[: len(chosen) if pipeline.max() > 1 else 1]
     parts = [_states(stage, view, per, job, framework) for stage in chosen]
-    peak, moment, which, activations = _peaks(chosen, parts, (at, group), rows, framework)
+    peak, moment, which, activations = _peaks(chosen, parts, (at, group), rows, framework, model.tie_embeddings)
     place, keeps = which * len(few) + group, n("gradients_held") or n("steady_gradients")
 
     def gather(values: Callable[[_States], FloatArray]) -> FloatArray:
@@ -300,7 +327,7 @@ def _one_framework(
         "optimizer": gather(lambda p: p.optimizer),
         "activations": activations,
         "logits": np.concatenate([s.logits for s in chosen])[which * len(tensor) + at],
-        "buffers": gather(lambda p: p.buffers),
+        "buffers": gather(lambda p: p.buffers + p.layers),
         "steady": gather(lambda p: p.weights + p.optimizer + (p.gradients if keeps else 0.0)),
         "runtime": runtime,
         "peak": peak + runtime,
@@ -315,19 +342,27 @@ def _peaks(
     places: tuple[IntArray, IntArray],
     rows: TrainRows,
     framework: Framework,
+    tied: bool,
 ) -> tuple[FloatArray, FloatArray, IntArray, FloatArray]:
     """Peak without runtime, its moment, the number of the worst stage and its activations, per row.
 
-    places: index of each row into the stages' combinations and into the states.
+    places: index of each row into the stages' combinations and into the states. tied: head and embedding are one, and the
+    head's gradient waits for the embedding's.
     """
     at, group = places
-    peak = np.full(len(rows), -1.0)
+    n, peak = framework.number, np.full(len(rows), -1.0)
+    live_rules = (n("max_live_elements") > 0) & (rows.zero_stage == 3)
+    waits = n("head_gradient_held") or (tied and n("tied_gradient_held"))
     moment, activations, which = peak, peak, np.zeros(len(rows), dtype=np.int64)
     for number, (stage, part) in enumerate(zip(stages, parts, strict=True)):
         stored, live = _kept_bytes(stage, at, rows, framework)
-        during = np.maximum(
-            part.held[group] + stored + np.maximum(stage.logits[at], live), part.gradients[group] + live
-        )
+        more, upcoming = _gathered_bytes(stage, at, rows, framework)
+        busy = live + part.layers[group] + more + (PLAIN_BYTES * stage.head[at] if waits else 0.0)
+        head = (HEAD_LOGITS_BYTES / n("logits_bytes")) * stage.logits[at] + 2 * PLAIN_BYTES * stage.head[
+            at
+        ] * live_rules
+        first = np.maximum(np.maximum(stage.logits[at] + upcoming, head), busy)
+        during = np.maximum(part.held[group] + stored + first, part.gradients[group] + busy)
         backward = (part.weights + part.optimizer + part.buffers)[group] + during
         still = np.maximum(part.load, part.step)[group]
         worse = np.maximum(still, backward) > peak

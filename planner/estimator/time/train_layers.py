@@ -187,6 +187,15 @@ def _feed_forward(work: Work, layer: Layer, hidden: int) -> Passes:
     return total
 
 
+def last_gemm_s(work: Work, layer: Layer, hidden: int) -> FloatArray:
+    """Forward seconds of the last matrix of a layer, which recomputation need not reach: no tensor after it is needed by
+    backward (torch.utils.checkpoint, early_stop). 0 for experts, whose outputs are weighted after it, and with adapters, which
+    come after it."""
+    if not isinstance(layer.mlp, DenseMlp) or work.job.method != "full":
+        return np.zeros_like(work.tensor)
+    return gemm(work, np.full_like(work.tensor, float(hidden)), layer.mlp.intermediate / work.tensor).forward
+
+
 def layer_passes(work: Work, layer: Layer, hidden: int, kept_bytes: FloatArray) -> Passes:
     """One layer without communication. kept_bytes (U,): what forward keeps, measure of what small kernels move."""
     n = work.framework.number

@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.engines.training import Framework, host_link_gb_per_s
-from planner.estimator.memory.training import RankStage
+from planner.estimator.memory.train_states import train_state_bytes
+from planner.estimator.memory.training import RankStage, rank_stages
 from planner.estimator.time.collectives import (
     Fabric,
     all_gather_s,
@@ -20,11 +21,12 @@ from planner.estimator.time.collectives import (
     reduce_scatter_s,
 )
 from planner.estimator.time.train_layers import Work
+from planner.estimator.train_stages import stages_of
 from planner.hardware.records import Link
-from planner.models.spec import Attention, LatentAttention, ModelSpec, MoeMlp
+from planner.models.spec import Attention, DenseMlp, LatentAttention, ModelSpec, MoeMlp
 from planner.request import OFFLOADS, TrainJob
 from planner.space.hardware_classes import HardwareClass
-from planner.space.train_rows import IntArray, TrainRows
+from planner.space.train_rows import IntArray, TrainRows, compact
 from planner.units import GB
 
 FloatArray = npt.NDArray[np.float64]
@@ -64,8 +66,9 @@ def _flat(values: FloatArray) -> FloatArray:
     return np.asarray(values)[:, 0]
 
 
-def layer_traffic(model: ModelSpec, hw: HardwareClass, work: Work) -> tuple[FloatArray, FloatArray]:
-    """Exposed seconds of tensor, context and expert traffic of each layer group, forward and backward, (U, G) each."""
+def layer_traffic(model: ModelSpec, hw: HardwareClass, work: Work) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Exposed seconds of tensor, context and expert traffic of each layer group, forward and backward, and of one all-reduce
+    of tensor parallelism; (U, G) each."""
     n = work.framework.number
     one = np.ones(len(work.tokens), dtype=np.int64)
     tensor, context, expert = (np.asarray(x, dtype=np.int64) for x in (work.tensor, work.context, work.expert))
@@ -90,7 +93,8 @@ def layer_traffic(model: ModelSpec, hw: HardwareClass, work: Work) -> tuple[Floa
             dispatch = 2 * _flat(all_to_all_s(spread, sent[:, None])) * n("expert_exposed")
         forward.append(inner + exchange + dispatch)
         backward.append(inner + 2 * exchange + dispatch)
-    return np.stack(forward, axis=1), np.stack(backward, axis=1)
+    once = np.repeat((inner / 2)[:, None], len(forward), axis=1)
+    return np.stack(forward, axis=1), np.stack(backward, axis=1), once
 
 
 def _hop_bytes(model: ModelSpec, work: Work) -> FloatArray:
@@ -108,12 +112,47 @@ class Sync:
     owned: FloatArray
 
 
+@dataclass(frozen=True)
+class DataMessages:
+    """Bytes of data-parallel messages of a rank, as (dense, experts) arrays: a message is what every rank ends up with
+    (gather), starts with (scatter), the tensor itself (reduce). each: a micro-batch; once: a step."""
+
+    gather_each: tuple[FloatArray, FloatArray]
+    scatter_each: tuple[FloatArray, FloatArray]
+    gather_once: tuple[FloatArray, FloatArray]
+    scatter_once: tuple[FloatArray, FloatArray]
+    reduce_once: tuple[FloatArray, FloatArray]
+
+
+def data_messages(
+    job: TrainJob, framework: Framework, zero: IntArray, dense: FloatArray, experts: FloatArray, frozen: FloatArray
+) -> DataMessages:
+    """ZeRO-0 all-reduces gradients once a step; 1 scatters them and gathers weights once; 2 scatters them every micro-batch;
+    3 also gathers weights twice every micro-batch (FSDP with stage 2: once). Gradients at most in their own dtype."""
+    n = framework.number
+    per = min(n("reduce_bytes"), train_state_bytes(job, framework).gradients)
+    base = frozen if job.method == "lora" or n("quantised_sharded") else 0.0
+    early = n("stage2_gathered") > 0
+    gathers = np.where(zero == 3, 2.0, np.where((zero == 2) & early, 1.0, 0.0))
+    gathers_once = np.where((zero == 1) | ((zero == 2) & (not early)), 1.0, 0.0)
+
+    def both(times: FloatArray, bytes_: float, more: FloatArray | float = 0.0) -> tuple[FloatArray, FloatArray]:
+        return np.asarray(times * (bytes_ * dense + more)), np.asarray(times * bytes_ * experts)
+
+    return DataMessages(
+        both(gathers, ELEMENT_BYTES, base),
+        both(np.where(zero >= 2, 1.0, 0.0), per),
+        both(gathers_once, ELEMENT_BYTES),
+        both(np.where(zero == 1, 1.0, 0.0), per),
+        both(np.where(zero == 0, 1.0, 0.0), per),
+    )
+
+
 def sync_s(
     job: TrainJob, hw: HardwareClass, framework: Framework, stages: tuple[RankStage, ...], keys: tuple[IntArray, ...]
 ) -> Sync:
     """keys: index of the combination, tensor, context, data, expert parallel, ZeRO stage."""
     at, tensor, context, data, expert, zero = keys
-    n = framework.number
     dense, experts, frozen, layers = (
         np.max([getattr(s, name)[at] for s in stages], axis=0) for name in ("dense", "experts", "frozen", "layers")
     )
@@ -123,21 +162,63 @@ def sync_s(
     expert_group = _groups(hw, np.where(expert > 1, expert, tensor), spread)
     calls = np.maximum(1.0, layers)
 
-    def gather(per: float, base: FloatArray | float = 0.0, move: Collective = all_gather_s) -> FloatArray:
-        whole = _flat(move(group, ((per * dense + base) / calls)[:, None]))
-        return np.asarray(calls * (whole + _flat(move(expert_group, (per * experts / calls)[:, None])) * (experts > 0)))
+    def seconds(
+        message: tuple[FloatArray, FloatArray], times: FloatArray | float = 1.0, move: Collective = all_gather_s
+    ) -> FloatArray:
+        """Of `times` collectives a layer."""
+        many = np.maximum(times, 1.0) * calls
+        whole = _flat(move(group, (message[0] / many)[:, None])) * (message[0] > 0)
+        routed = _flat(move(expert_group, (message[1] / many)[:, None])) * (message[1] > 0)
+        return np.asarray(many * (whole + routed))
 
-    grads, weights = gather(n("reduce_bytes"), move=reduce_scatter_s), gather(ELEMENT_BYTES)
-    summed = 2 * gather(n("reduce_bytes")) * _flat(group.all_reduce)
-    live = gather(ELEMENT_BYTES, frozen if job.method == "lora" or n("quantised_sharded") else 0.0)
-    shards2 = n("stage2_gathered") > 0
-    each = np.where(zero == 3, 2 * live + grads, np.where(zero == 2, grads + (live if shards2 else 0.0), 0.0))
-    once = np.where(
-        zero == 0, summed, np.where(zero == 1, grads + weights, np.where((zero == 2) & (not shards2), weights, 0.0))
-    )
+    moved = data_messages(job, framework, zero, dense, experts, frozen)
+    twice = np.where(zero == 3, 2.0, 1.0)
+    each_gather = seconds(moved.gather_each, twice)
+    each = each_gather + seconds(moved.scatter_each, move=reduce_scatter_s)
+    once = seconds(moved.gather_once) + seconds(moved.scatter_once, move=reduce_scatter_s)
+    once = once + 2 * seconds(moved.reduce_once) * _flat(group.all_reduce)
     split = np.where(zero >= 1, ranks, 1)
     owned = dense / split + experts / np.where(zero >= 1, spread, 1)
-    return Sync(each, once, np.where(zero == 3, live / calls, 0.0), owned)
+    return Sync(each, once, np.where(zero == 3, each_gather / (2 * calls), 0.0), owned)
+
+
+def step_messages(model: ModelSpec, job: TrainJob, framework: Framework, rows: TrainRows) -> dict[str, FloatArray]:
+    """Bytes of messages of one rank in a step, by collective; of the fullest pipeline stage. Volume on the wire: collectives.py.
+
+    Tensor parallel: all-reduces of 2 b s h a layer, two forward, two backward, and two again when it is recomputed, but for
+    the last of a checkpoint where recomputation stops early; logits gathered where they are not split. Pipeline: 2 b s h forward and backward at each boundary.
+    """
+    combos, at = compact(
+        rows.tensor_parallel, rows.pipeline_parallel, rows.context_parallel, rows.expert_parallel, rows.micro_batch_size,
+        rows.split,
+    )  # fmt: skip
+    cut = stages_of(model, job.seq_len, combos[1], framework.uneven_stages, combos[5], rows.splits)
+    stages = rank_stages(model, job, framework, (combos[0], combos[2], combos[3], combos[4]), cut)
+    dense, experts, frozen, layers = (
+        np.max([getattr(s, name)[at] for s in stages], axis=0) for name in ("dense", "experts", "frozen", "layers")
+    )
+    m, interval = rows.gradient_accumulation_steps, rows.checkpoint_interval
+    moved = data_messages(job, framework, rows.zero_stage, dense, experts, frozen)
+    several = rows.data_parallel * rows.context_parallel > 1
+
+    def step(each: tuple[FloatArray, FloatArray], once: tuple[FloatArray, FloatArray]) -> FloatArray:
+        return np.asarray(((each[0] + each[1]) * m + once[0] + once[1]) * several)
+
+    hidden = ELEMENT_BYTES * model.hidden * rows.micro_batch_size * float(job.seq_len) / rows.context_parallel
+    stop = framework.number("early_stop") * isinstance(model.layers[-1].mlp, DenseMlp)
+    again = np.where(interval > 0, 2.0 - stop / np.maximum(1, interval), 0.0)
+    inner = (4.0 + again) * layers * hidden * m * (rows.tensor_parallel > 1)
+    none = (np.zeros(len(rows)), np.zeros(len(rows)))
+    whole = not framework.number("logits_split") and not (
+        model.tie_embeddings and framework.number("tied_logits_split")
+    )
+    logits = hidden / model.hidden * model.vocab * m * (rows.tensor_parallel > 1) * whole
+    return {
+        "all-gather": step(moved.gather_each, moved.gather_once) + logits,
+        "reduce-scatter": step(moved.scatter_each, moved.scatter_once),
+        "all-reduce": step(none, moved.reduce_once) + inner,
+        "p2p": 2.0 * hidden * m * (rows.pipeline_parallel > 1),
+    }
 
 
 def between_stages_s(

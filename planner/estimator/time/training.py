@@ -1,6 +1,7 @@
 """Time of a training step, many rows at once.
 
-    slot   = forward + backward (+ forward again with checkpoints) of the slowest stage, with its traffic
+    slot   = forward + backward (+ forward again with checkpoints) of the slowest stage, with its traffic;
+             again = forward - last matrix of each checkpoint, where recomputation stops early
     step   = (m - 1) slot + sum of all stages (1F1B) + exposed data-parallel traffic + optimizer + offload
 
 Data-parallel traffic is that of the fullest stage and hides behind the compute of a mean stage.
@@ -24,7 +25,7 @@ from planner.estimator.memory.train_activations import layer_kept_bytes
 from planner.estimator.memory.train_states import train_state_bytes
 from planner.estimator.memory.training import rank_stages
 from planner.estimator.time.kernels import peak_flops
-from planner.estimator.time.train_layers import Passes, Work, gemm, layer_passes
+from planner.estimator.time.train_layers import Passes, Work, gemm, last_gemm_s, layer_passes
 from planner.estimator.time.train_traffic import Sync, between_stages_s, layer_traffic, offload_s, sync_s
 from planner.estimator.train_stages import Cut, Stages, floor_stages, layer_flops_per_token, stages_of
 from planner.models.spec import ModelSpec
@@ -64,17 +65,16 @@ def model_flops_per_token(model: ModelSpec, job: TrainJob) -> float:
 
 @dataclass(frozen=True)
 class _Slots:
-    """Seconds per micro-batch for U combinations: at the slowest stage (with traffic of each pass), over all, and compute
-    of a mean stage. Those of the slowest stage are (2, U): without and with recomputation."""
+    """Seconds per micro-batch for U combinations: each of S stages by pass, (6, U, S): forward, backward, traffic of each, last matrix
+    and last all-reduce of every layer (what early stop saves); all stages together (everything ...), (U,); compute of a mean stage."""
 
-    forward: FloatArray
-    backward: FloatArray
-    traffic_forward: FloatArray
-    traffic_backward: FloatArray
+    parts: FloatArray
     everything: FloatArray
     everything_again: FloatArray
+    everything_tail: FloatArray
     mean_forward: FloatArray
     mean_backward: FloatArray
+    mean_tail: FloatArray
 
 
 def _head(model: ModelSpec, work: Work) -> Passes:
@@ -92,12 +92,15 @@ def _head(model: ModelSpec, work: Work) -> Passes:
 
 @dataclass(frozen=True)
 class _Costs:
-    """Seconds of one layer of each group (U, G) by pass, and of the head (U,)."""
+    """Seconds of one layer of each group (U, G) by pass, of its last matrix and all-reduce where recomputation stops before them,
+    and of the head (U,)."""
 
     forward: FloatArray
     backward: FloatArray
     out: FloatArray
     back: FloatArray
+    tail: FloatArray
+    reduced: FloatArray
     head: Passes
 
 
@@ -116,27 +119,35 @@ def _costs(model: ModelSpec, hw: HardwareClass, work: Work) -> _Costs:
         passes.append(layer_passes(work, layer, model.hidden, kept))
     forward = np.stack([p.forward for p in passes], axis=1)
     backward = np.stack([p.inputs for p in passes], axis=1)
-    out, back = layer_traffic(model, hw, work)
-    return _Costs(forward, backward, out, back, _head(model, work))
+    out, back, reduce = layer_traffic(model, hw, work)
+    early = work.framework.number("early_stop")
+    tail = early * np.stack([last_gemm_s(work, layer, model.hidden) for layer in groups], axis=1)
+    tail = np.minimum(tail, forward)
+    return _Costs(forward, backward, out, back, tail, early * reduce * (tail > 0), _head(model, work))
 
 
 def _slots(costs: _Costs, pipeline: IntArray, cut: Stages) -> _Slots:
-    head, layer = costs.head, (costs.forward, costs.backward, costs.out, costs.back)
-    tail = (head.forward, head.inputs, 0.0, 0.0)
+    head, layer = costs.head, (costs.forward, costs.backward, costs.out, costs.back, costs.tail, costs.reduced)
+    ends = (head.forward, head.inputs, 0.0, 0.0, 0.0, 0.0)
     parts = np.stack(
         [
             (cut.counts * x[:, None, :]).sum(2) + np.asarray(h)[..., None] * cut.heads
-            for x, h in zip(layer, tail, strict=True)
+            for x, h in zip(layer, ends, strict=True)
         ]
-    )  # (4, U, S)
-    once, again = parts.sum(0), parts[0] + parts[2]
-    worst = np.stack([np.argmax(once, axis=1), np.argmax(once + again, axis=1)])
-    chosen = np.take_along_axis(parts[:, None], worst[None, :, :, None], axis=3)[..., 0]
-    every = (cut.total * sum(layer)).sum(1) + head.forward + head.inputs
+    )
+    every = (cut.total * sum(layer[:4])).sum(1) + head.forward + head.inputs
     repeat = (cut.total * (costs.forward + costs.out)).sum(1) + head.forward
+    saved = (cut.total * (costs.tail + costs.reduced)).sum(1)
     forward = ((cut.total * costs.forward).sum(1) + head.forward) / pipeline
     backward = ((cut.total * costs.backward).sum(1) + head.inputs) / pipeline
-    return _Slots(chosen[0], chosen[1], chosen[2], chosen[3], every, repeat, forward, backward)
+    return _Slots(parts, every, repeat, saved, forward, backward, (cut.total * costs.tail).sum(1) / pipeline)
+
+
+def _slowest(slots: _Slots, at: IntArray, again: FloatArray, skips: FloatArray) -> FloatArray:
+    """The parts (6, N) of each row's slowest stage, recomputation (again, less what early stop skips) counted."""
+    once, repeat, saved = slots.parts[:4].sum(0), slots.parts[0] + slots.parts[2], slots.parts[4] + slots.parts[5]
+    stage = np.argmax(once[at] + again[:, None] * repeat[at] - skips[:, None] * saved[at], axis=1)
+    return np.asarray(slots.parts[:, at, stage])
 
 
 def _one_framework(
@@ -159,13 +170,15 @@ def _one_framework(
     hops, tied = between_stages_s(model, hw, work, pipeline)
     replica = rows.tensor_parallel * rows.context_parallel * rows.data_parallel
     outside = (2 * replica > hw.gpus_per_node).astype(np.int64)
-    repeat = (rows.checkpoint_interval > 0).astype(np.int64)
-    again = repeat.astype(float)
+    again = (rows.checkpoint_interval > 0).astype(float)
     m, p, hop = rows.gradient_accumulation_steps, rows.pipeline_parallel, 2 * hops[outside, at]
-    forward, out = slots.forward[repeat, at], slots.traffic_forward[repeat, at]
-    compute, recompute = forward + slots.backward[repeat, at], forward * again
-    traffic = hop + out + slots.traffic_backward[repeat, at] + out * again
-    whole = slots.everything[at] + slots.everything_again[at] * again + hop * (p - 1)
+    skips = again / np.maximum(1, rows.checkpoint_interval)
+    forward, back, out, inward, tail, reduced = _slowest(slots, at, again, skips)
+    compute, recompute = forward + back, forward * again - tail * skips
+    traffic = hop + out + inward + out * again - reduced * skips
+    whole = (
+        slots.everything[at] + slots.everything_again[at] * again - slots.everything_tail[at] * skips + hop * (p - 1)
+    )
     bubble = np.where(p > 1, (whole - compute - recompute - traffic) / interleave, 0.0)
 
     degrees = (work.tensor, work.context, work.expert, work.sequences)
@@ -175,7 +188,7 @@ def _one_framework(
         at, rows.tensor_parallel, rows.context_parallel, rows.data_parallel, rows.expert_parallel, rows.zero_stage
     )
     sync = sync_s(job, hw, framework, stages, keys)
-    mean_again = slots.mean_forward[at] * again
+    mean_again = slots.mean_forward[at] * again - slots.mean_tail[at] * skips
     backward = slots.mean_backward[at] + mean_again
     exposed = _exposed_s(sync, at2, framework, m, (slots.mean_forward[at] + backward, backward))
     exposed = exposed + tied[outside, at]
@@ -237,8 +250,9 @@ def layer_and_head_s(
     share = np.array([n for _, n in model.layer_groups]) / len(model.layers)
     once = ((costs.forward + costs.backward + costs.out + costs.back) * share).sum(1)
     repeat = ((costs.forward + costs.out) * share).sum(1)
+    saved = ((costs.tail + costs.reduced) * share).sum(1)[at] / np.maximum(1, rows.checkpoint_interval)
     head = (costs.head.forward + costs.head.inputs)[at] + costs.head.forward[at] * again
-    return once[at] + repeat[at] * again, head
+    return once[at] + (repeat[at] - saved) * again, head
 
 
 def training_time(
