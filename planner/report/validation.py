@@ -20,7 +20,7 @@ def print_validation(model: str, tree: dict[str, Any], written: str | None, *, j
         shown = "-" if error is None else f"{error:+.1f}%"
         mark = "" if row["judged"] else "  (shown, not judged)"
         say(f"  {row['part']:<24}{row['predicted']:>12,.2f}{row['counted']:>12,.2f}  {row['unit']:<8}{shown:>10}{mark}")
-    if tree["beyond_tolerance"]:
+    if tree.get("beyond_tolerance"):
         names = ", ".join(tree["beyond_tolerance"])
         say(wrapped(f"DIFFERS by more than {tree['tolerance_percent']:g}%: {names}. Trust the count where they part."))
     else:
