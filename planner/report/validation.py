@@ -23,7 +23,7 @@ def print_validation(model: str, tree: dict[str, Any], written: str | None, *, j
     if tree.get("beyond_tolerance"):
         names = ", ".join(tree["beyond_tolerance"])
         say(wrapped(f"DIFFERS by more than {tree['tolerance_percent']:g}%: {names}. Trust the count where they part."))
-    else:
+    elif "tolerance_percent" in tree:
         say(f"All within {tree['tolerance_percent']:g}%.")
     if tree["peak_gib"]:
         kinds = (f"{k.lower().replace('_', ' ')} {v:.2f}" for k, v in tree["peak_gib"].items() if v >= 0.005)
