@@ -232,7 +232,8 @@ class TrainPins:
 
 @dataclass(frozen=True)
 class TrainRequest:
-    """A training problem: cheapest or fastest run of `job` on `model` that keeps all `limits`."""
+    """A training problem: cheapest or fastest run of `job` on `model` that keeps all `limits`. risk: as for ServeRequest; GPU memory is one of
+    the limits, and costs are compared at the bad end too."""
 
     model: str
     goal: Goal = "cheapest"
@@ -242,6 +243,7 @@ class TrainRequest:
     pins: TrainPins = field(default_factory=TrainPins)
     time_limit_s: float = 30.0
     seed: int = 0
+    risk: Risk = "high"
     task: Literal["train"] = "train"
 
     def __post_init__(self) -> None:
@@ -255,4 +257,5 @@ class TrainRequest:
         ):
             _check_kind(value, kind, kind.__name__.lower())
         _check_name(self.job.precision, "training precision", TRAIN_PRECISIONS)
+        _check_name(self.risk, "risk", RISKS)
         _check_positive(self.time_limit_s, "--time-limit", "--time-limit 30s")

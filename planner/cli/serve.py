@@ -16,7 +16,6 @@ from planner.request import ServeRequest, TrainRequest
 
 TASKS = ("serve", "train")
 SERVE_ONLY: Group = {
-    "risk": opt.GOAL["risk"],
     **opt.LOAD,
     **{k: opt.LIMITS[k] for k in ("latency", "tpot", "e2e", "min_throughput", "max_accuracy_loss")},
     **{

@@ -11,6 +11,7 @@ from planner.request import (
     METHODS,
     OFFLOADS,
     OPTIMIZERS,
+    RISKS,
     TRAIN_PRECISIONS,
     TrainJob,
     TrainLimits,
@@ -159,6 +160,7 @@ def train_request(o: Given) -> TrainRequest:
             opt.whole(o.get("max_gpus"), "--max-gpus"),
         ),
         hardware=opt.hardware_filter(o),
+        risk=opt.one_of(o.get("risk") or "high", RISKS, "risk"),  # type: ignore[arg-type]
         pins=TrainPins(
             o.get("framework"),
             opt.whole(o.get("tensor_parallel"), "--tensor-parallel"),

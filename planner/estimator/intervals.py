@@ -12,6 +12,7 @@ from planner.estimator.corrections import correction
 from planner.estimator.time.surfaces import FloatArray, surface_of
 from planner.estimator.uncertainty import ranges, training_ranges
 from planner.hardware.records import Gpu
+from planner.request import Risk
 
 MEASURED_AS = {
     "ttft_ms": "ttft_p99",
@@ -55,6 +56,15 @@ def margins(pairs: Iterable[tuple[Gpu, EngineSpec]]) -> Margins:
         rows.append(known[key])
     table = np.array(rows, dtype=float).reshape(-1, 4)
     return Margins(table[:, 0], table[:, 1], table[:, 2], table[:, 3])
+
+
+def training_margins(risk: Risk, gpu: Gpu, moe: bool, framework: str) -> tuple[float, float]:
+    """Factors of (time, peak memory) that a training run's limits are held against: 1, or the bad ends of the 80% ranges."""
+    if risk == "high":
+        return 1.0, 1.0
+    known = correction(gpu, framework, "peak_memory_gib")
+    memory = known.high if known.records else training_ranges("memory")[1]
+    return training_interval("step_time_s", gpu, moe, framework)[1], memory
 
 
 INVERSE = ("throughput_tokens_per_s", "tokens_per_s_per_gpu", "mfu")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from planner.estimator.cost.training import run_cost_usd, run_steps
-from planner.estimator.intervals import INVERSE, training_interval
+from planner.estimator.intervals import INVERSE, training_interval, training_margins
 from planner.estimator.train_stages import split_layers
 from planner.plan import Cost, Deployment, MemoryUse, Range, TrainSettings
 from planner.request import OFFLOADS
@@ -84,7 +84,7 @@ def layers_per_stage(study: TrainStudy, row: int) -> tuple[int, ...]:
 def memory_use(study: TrainStudy, row: int) -> MemoryUse:
     """Memory of the fullest GPU at its worst moment; host RAM per machine."""
     block, i = at(study, row)
-    m = block.memory
+    m, peak = block.memory, float(block.memory.peak_bytes[i]) / margins_of(study, row)[1]
 
     def gib(value: float) -> float:
         return round(float(value) / GIB, 3)
@@ -96,9 +96,9 @@ def memory_use(study: TrainStudy, row: int) -> MemoryUse:
         weights_gib=gib(m.weights_bytes[i]),
         kv_cache_gib=0.0,
         activations_gib=gib(activations),
-        runtime_gib=gib(max(float(m.peak_bytes[i] - parts), 0.0)),
-        total_gib=gib(m.peak_bytes[i]),
-        headroom_gib=gib(m.usable_bytes[i] - m.peak_bytes[i]),
+        runtime_gib=gib(max(float(peak - parts), 0.0)),
+        total_gib=gib(peak),
+        headroom_gib=gib(m.usable_bytes[i] - peak),
         kv_cache_tokens=0,
         host_ram_gib=gib(m.host_ram_bytes[i]),
         gradients_gib=gib(m.gradients_bytes[i]),
@@ -106,16 +106,24 @@ def memory_use(study: TrainStudy, row: int) -> MemoryUse:
     )
 
 
+def margins_of(study: TrainStudy, row: int) -> tuple[float, float]:
+    """Factors of time and peak memory that a row's limits were held against (1 unless the risk is low)."""
+    block, i = at(study, row)
+    stack = study.frameworks[int(block.rows.framework[i])]
+    return training_margins(study.request.risk, study.classes[block.hardware].gpu, study.model.is_moe, stack.name)
+
+
 def predicted(study: TrainStudy, row: int) -> dict[str, Range]:
     """Predictions of the run, each with its 80% interval, cut where it would need more than MAX_UTILISATION of the peak."""
     block, i = at(study, row)
     hw, stack = study.classes[block.hardware], study.frameworks[int(block.rows.framework[i])]
+    late, _ = margins_of(study, row)
     values = {
-        "step_time_s": float(block.time.step_time_s[i]),
+        "step_time_s": float(block.time.step_time_s[i]) / late,
         "throughput_tokens_per_s": float(block.time.tokens_per_s[i]),
         "tokens_per_s_per_gpu": float(block.time.tokens_per_s_per_gpu[i]),
         "mfu": float(block.time.mfu[i]),
-        "total_time_h": float(block.run_s[i]) / 3600,
+        "total_time_h": float(block.run_s[i]) / late / 3600,
     }
     ranges = {}
     headroom = max(1.0, MAX_UTILISATION / values["mfu"]) if values["mfu"] > 0 else float("inf")
@@ -131,4 +139,6 @@ def cost(study: TrainStudy, row: int) -> Cost:
     block, i = at(study, row)
     offer = study.offers[int(study.problem.rows.hardware[row])]
     hourly = offer.price.usd_per_hour * block.machines
-    return Cost(round(hourly, 6), None, round(float(run_cost_usd(block.run_s[i], hourly)), 4))
+    return Cost(
+        round(hourly, 6), None, round(float(run_cost_usd(block.run_s[i] / margins_of(study, row)[0], hourly)), 4)
+    )

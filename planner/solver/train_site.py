@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
 from planner.engines.training import Framework
 from planner.estimator.corrections import corrected_training_memory, corrected_training_time
 from planner.estimator.cost.training import run_cost_usd, run_steps, run_time_s
+from planner.estimator.intervals import training_margins
 from planner.estimator.memory.training import TrainMemory, training_memory
 from planner.estimator.operating_point import BoolArray, FloatArray, IntArray, take
 from planner.estimator.time.training import TrainTime, training_time
@@ -65,16 +67,29 @@ class Site:
         hourly = self.machines * cheapest_usd_per_hour(self.hw)
         return run_cost_usd(run_s, hourly) if self.request.goal == "cheapest" else run_s
 
+    @cached_property
+    def margins(self) -> tuple[FloatArray, FloatArray]:
+        """Factors (F,) of time and of peak memory that limits are held against, by framework."""
+        found = [
+            training_margins(self.request.risk, self.hw.gpu, self.model.is_moe, stack.name) for stack in self.stacks
+        ]
+        return np.array([f[0] for f in found]), np.array([f[1] for f in found])
+
     def memory(self, rows: TrainRows, cut: Cut = "split") -> TrainMemory:
-        """Memory of rows here."""
+        """Memory of rows here; the peak is the one that the limit is held against."""
         found = training_memory(self.model, self.request.job, self.hw, self.stacks, rows, cut=cut)
-        return corrected_training_memory(found, self.hw.gpu, self.stacks, rows)
+        found = corrected_training_memory(found, self.hw.gpu, self.stacks, rows)
+        if self.request.risk == "high":
+            return found
+        return replace(found, peak_bytes=found.peak_bytes * self.margins[1][rows.framework])
 
     def timed(self, rows: TrainRows, memory: TrainMemory, cut: Cut = "split") -> Block:
         """Rows with their time."""
         job = self.request.job
         timing = training_time(self.model, job, self.hw, self.stacks, rows, cut=cut)
         timing = corrected_training_time(timing, self.hw.gpu, self.stacks, rows)
+        if self.request.risk == "low":
+            timing = replace(timing, step_time_s=timing.step_time_s * self.margins[0][rows.framework])
         batch = rows.micro_batch_size * rows.data_parallel * rows.gradient_accumulation_steps
         run_s = run_time_s(run_steps(job, batch), timing.step_time_s)
         return Block(self.hardware, self.machines, rows, memory, timing, run_s)

@@ -48,6 +48,11 @@ def assumptions(study: TrainStudy, row: int | None, catalog: Catalog) -> tuple[s
     lines = [
         f"Trains {what} on {job.tokens:.4g} tokens in sequences of {job.seq_len} tokens{', packed' if job.packing else ''}, {job.optimizer}, {job.precision}."
     ]
+    if request.risk == "low":
+        lines.append(
+            "--risk low: deadline, step time, budget and GPU memory are held against the bad end of the 80% range of each prediction, so that"
+            " about nine in ten hold; costs are compared there too."
+        )
     if job.batch_tokens_high is None:
         lines.append(f"Global batch between {fewest} and {most} sequences (not stated: --global-batch fixes it).")
     if job.method != "full":

@@ -4,7 +4,8 @@ import pytest
 
 from planner import solve
 from planner.errors import UnknownNameError
-from planner.request import HardwareFilter, Limits, ServeRequest, Workload
+from planner.estimator.uncertainty import training_ranges
+from planner.request import HardwareFilter, Limits, ServeRequest, TrainJob, TrainLimits, TrainRequest, Workload
 
 PROBLEMS = [
     ({"ttft_s": 0.3}, {"gpus": ("h100-sxm", "h200", "b200")}),
@@ -46,6 +47,40 @@ def test_low_risk_explains_in_the_same_measure():
     eased = float(relaxation.needed) / 1e3
     mended = answer({"ttft_s": eased}, {"gpus": ("l40s",)}, "low")
     assert mended.status == "optimal"
+
+
+TRAIN = TrainJob(tokens=2e7, seq_len=2048)
+
+
+def run(risk, goal="cheapest", **limits):
+    where = HardwareFilter(gpus=("l40s", "a100-sxm-80", "h100-sxm"), providers=("lambda", "runpod", "crusoe"))
+    return solve(TrainRequest("llama-3.2-3b", goal, TRAIN, TrainLimits(**limits), where, risk=risk))
+
+
+def test_low_risk_training_keeps_time_money_and_memory_at_the_bad_end():
+    free = run("high")
+    hours, usd = free.predicted["total_time_h"].value, free.cost.usd_total
+    deadline, budget = hours * 3600 * 1.02, usd * 1.4
+    low = run("low", deadline_s=deadline, budget_usd=budget)
+    assert low.status == "optimal"
+    assert low.predicted["total_time_h"].high * 3600 <= deadline * 1.001
+    assert (
+        low.cost.usd_total * low.predicted["total_time_h"].high / low.predicted["total_time_h"].value <= budget * 1.001
+    )
+    assert low.memory.total_gib * training_ranges("memory")[1] <= low.memory.gpu_usable_gib * 1.001
+    assert low.cost.usd_total >= usd - 1e-6
+    assert any(a.startswith("--risk low") for a in low.assumptions)
+
+
+def test_low_risk_training_says_what_its_prediction_is_not_the_bad_end():
+    high, low = run("high"), run("low")
+    for plan in (high, low):
+        steps = plan.deployment.train.steps
+        assert plan.predicted["total_time_h"].value * 3600 == pytest.approx(
+            plan.predicted["step_time_s"].value * steps, rel=0.01
+        )
+        hourly = plan.cost.usd_per_hour
+        assert plan.cost.usd_total == pytest.approx(hourly * plan.predicted["total_time_h"].value, rel=0.01)
 
 
 def test_a_risk_nobody_knows_is_refused():
