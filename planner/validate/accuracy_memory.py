@@ -64,14 +64,16 @@ def _words() -> Any:
 
 
 def replay(rows: list[Row]) -> list[Prediction]:
-    """One Prediction per row, in order; the unit is that of the row's metric."""
-    return [_one(row) for row in rows]
+    """One Prediction per row, in order; the unit is that of the row's metric. Rows of training go to the training estimators."""
+    from planner.validate.accuracy_training import replay_memory_training
+
+    training = [row.get("task", "infer") != "infer" for row in rows]
+    trained = iter(replay_memory_training([row for row, train in zip(rows, training, strict=True) if train]))
+    return [next(trained) if train else _one(row) for row, train in zip(rows, training, strict=True)]
 
 
 def _one(row: Row) -> Prediction:
     try:
-        if row.get("task", "infer") != "infer":
-            raise _SkipError("training memory has no estimator yet")
         metric = row["metric"]
         if metric not in _METRICS:
             raise _SkipError(f"metric {metric} is not a memory figure this replay predicts")

@@ -95,7 +95,6 @@ def test_logs_are_within_the_bars():
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({"task": "train"}, "training memory has no estimator yet"),
         ({"engine": "llama.cpp"}, "engine llama.cpp is not modelled"),
         ({"model": "nobody/knows"}, "unknown model"),
         ({"quant": "exl2"}, "quantisation 'exl2' is not modelled"),

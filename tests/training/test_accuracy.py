@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from planner.validate.accuracy_memory import replay as replay_memory
 from planner.validate.accuracy_training import replay, replay_memory_training
 from planner.validate.training_cases import half_of, read_case
 from tests.training.helpers import CATALOG
@@ -112,6 +113,7 @@ def test_fine_tuning_memory_of_a_public_benchmark():
     """fms-acceleration: Mistral-7B LoRA on an A100, 4,094 tokens: 24.87 GiB at batch 4, 36.08 at 8."""
     rows = [memory_row(), memory_row(batch="8"), memory_row(metric="steady_alloc_gib")]
     assert [p.predicted for p in replay_memory_training(rows)] == pytest.approx([24.87, 36.08, 13.66], rel=0.03)
+    assert [p.predicted for p in replay_memory(rows)] == [p.predicted for p in replay_memory_training(rows)]
 
 
 def test_memory_rows_of_other_kinds_are_skipped():
