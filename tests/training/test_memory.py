@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from planner.engines.training import stacks
 from planner.estimator.memory.train_activations import layer_kept_bytes
+from planner.estimator.memory.train_host import quantised_model_bytes
 from planner.estimator.memory.train_states import adapter_params, train_state_bytes
-from planner.estimator.memory.training import BACKWARD, STEP, quantised_model_bytes
+from planner.estimator.memory.training import BACKWARD, STEP
 from planner.request import TrainJob
 from tests.training.helpers import gpt, hardware, memory, model, row
 

@@ -22,6 +22,7 @@ from planner.request import TrainJob
 
 FloatArray = npt.NDArray[np.float64]
 PLAIN_BYTES = 2.0
+QLORA_PRECISION = "bnb-nf4"
 
 
 @dataclass(frozen=True)

@@ -20,15 +20,14 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.engines.training import Framework
-from planner.estimator.memory.train_activations import activation_checkpoint_bytes, layer_kept_bytes, logits_bytes
+from planner.estimator.memory.train_host import host_bytes
+from planner.estimator.memory.train_ranks import RankStage, rank_stages
 from planner.estimator.memory.train_states import (
     PLAIN_BYTES,
     StateBytes,
-    adapter_params,
-    rank_params,
     train_state_bytes,
 )
-from planner.estimator.train_stages import Cut, Stages, floor_stages, piece_stages, stages_of
+from planner.estimator.train_stages import Cut, floor_stages, piece_stages, stages_of
 from planner.models.spec import ModelSpec
 from planner.request import OFFLOADS, TrainJob
 from planner.space.hardware_classes import HardwareClass
@@ -38,7 +37,6 @@ from planner.units import GIB
 FloatArray = npt.NDArray[np.float64]
 LOAD, BACKWARD, STEP = 0, 1, 2
 HEAD_LOGITS_BYTES = 4.0  # 16-bit logits and their gradient
-QLORA_PRECISION = "bnb-nf4"
 
 
 @dataclass(frozen=True)
@@ -66,81 +64,6 @@ class TrainMemory:
     def fits(self) -> npt.NDArray[np.bool_]:
         """Rows whose peak the GPU holds (host memory is judged against the machine by the caller)."""
         return np.asarray(self.peak_bytes <= self.usable_bytes)
-
-
-@dataclass(frozen=True)
-class RankStage:
-    """Facts of one pipeline stage for U combinations (each (U,))."""
-
-    dense: FloatArray
-    experts: FloatArray
-    other: FloatArray
-    frozen: FloatArray
-    kept: FloatArray
-    layers: FloatArray
-    kept_layer: FloatArray
-    checkpoint: FloatArray
-    logits: FloatArray
-    gathered: FloatArray
-    largest: FloatArray
-    head: FloatArray
-    position: IntArray
-
-
-Combos = tuple[IntArray, IntArray, IntArray, IntArray]
-
-
-def rank_stages(
-    model: ModelSpec, job: TrainJob, framework: Framework, combos: Combos, cut: Stages
-) -> tuple[RankStage, ...]:
-    """The stages that can be worst. combos: tensor, context, expert parallel, micro-batch size."""
-    tensor, context, expert, micro = combos
-    frozen_name = (job.frozen_precision or QLORA_PRECISION) if job.method == "qlora" else ""
-    (ut, ue), at = compact(tensor, expert)
-    params = rank_params(model, ut, ue, frozen_name, whole_embedding=not framework.number("embedding_split"))
-    groups = [layer for layer, _ in model.layer_groups]
-    tokens, ways = micro * float(job.seq_len) / context, tensor.astype(float)
-    kept = np.stack(
-        [layer_kept_bytes(g, model.hidden, job, framework, tokens=tokens, tensor=ways) for g in groups], axis=1
-    )
-    checkpoint = activation_checkpoint_bytes(model.hidden, job, framework, tokens, ways)
-    logits = logits_bytes(model, job, framework, tokens, ways)
-    adapters = np.array([adapter_params(model, job, g) for g in groups])
-    full, found = job.method == "full", []
-    for s in range(cut.counts.shape[1]):
-        counts = cut.counts[:, s]
-        other = params.embedding[at] * cut.embeds[:, s] + params.head[at] * cut.heads[:, s]
-        if model.tie_embeddings:
-            other = other - (params.embedding[at] - model.embedding_extra_params) * (cut.embeds[:, s] * cut.heads[:, s])
-        dense, experts = (counts * params.dense[at]).sum(1), (counts * params.experts[at]).sum(1)
-        present = np.where(counts > 0, 1.0, 0.0)
-        layer_all = params.dense[at] + params.experts[at]
-        largest = (present * layer_all).max(1)
-        base = (counts * params.layer_bytes[at]).sum(1) + PLAIN_BYTES * other
-        gathered = (
-            PLAIN_BYTES * largest
-            if not frozen_name
-            else (present * params.layer_bytes[at]).max(1) + PLAIN_BYTES * largest / 4
-        )
-        zero = np.zeros(len(tensor))
-        found.append(
-            RankStage(
-                dense + other if full else (counts * adapters).sum(1) / ways,
-                experts if full else zero,
-                other,
-                zero if full else base,
-                (counts * kept).sum(1),
-                counts.sum(1),
-                (present * kept).max(1),
-                checkpoint,
-                logits * cut.heads[:, s],
-                gathered,
-                largest,
-                params.head[at] * cut.heads[:, s] if full else zero,
-                cut.position[:, s],
-            )
-        )
-    return tuple(found)
 
 
 @dataclass(frozen=True)
@@ -332,7 +255,7 @@ def _one_framework(
         "runtime": runtime,
         "peak": peak + runtime,
         "moment": moment,
-        "host": _host_bytes(model, job, hw, framework, few)[group],
+        "host": host_bytes(model, job, hw, framework, few)[group],
     }
 
 
@@ -372,42 +295,6 @@ def _peaks(
         which = np.where(worse, number, which)
         peak = np.where(worse, np.maximum(still, backward), peak)
     return peak, moment, which, activations
-
-
-def _host_bytes(
-    model: ModelSpec, job: TrainJob, hw: HardwareClass, framework: Framework, rows: TrainRows
-) -> FloatArray:
-    """Host memory of one machine: offloaded states with pinned buffers, or the checkpoint while it is loaded.
-
-    Offloaded states of all ranks of the machine = bytes per parameter * P / machines * host_factor. 4-bit weights that
-    FSDP2 shards are whole in the host memory of every process first: processes of the machine * bytes of the 4-bit model.
-    """
-    per, n = train_state_bytes(job, framework), framework.number
-    total = float(model.params_total)
-    trainable = total if job.method == "full" else sum(adapter_params(model, job, g) * c for g, c in model.layer_groups)
-    base = 0.0 if job.method == "full" else PLAIN_BYTES * total * (0.3 if job.method == "qlora" else 1.0)
-    machines = np.maximum(1.0, np.ceil(rows.world / hw.gpus_per_node))
-    kept = per.optimizer + per.gradients - np.where(rows.zero_stage == 3, n("stage3_saving_bytes"), 0.0)
-    states = np.where(rows.offload > 0, kept + np.where(rows.offload == 2, per.weights, 0.0), 0.0) * trainable
-    states = states + np.where(rows.offload == 2, base, 0.0) + per.host * trainable
-    local = np.minimum(rows.world, hw.gpus_per_node)
-    if job.method == "qlora":  # where 4-bit weights stay whole they are made on the GPU, tensor by tensor
-        on_host = (rows.zero_stage >= 2) & (n("quantised_on_host") > 0)
-        load = np.where(on_host, local * quantised_model_bytes(model, job), PLAIN_BYTES * total)
-    else:
-        copies = np.where((rows.zero_stage < 3) & (n("load_all_ranks") > 0), local, 1)
-        each = (per.weights if job.method == "full" else PLAIN_BYTES) * total
-        load = copies * each / (rows.pipeline_parallel * rows.tensor_parallel)
-    return np.asarray(np.maximum(n("host_factor") * states / machines, load))
-
-
-def quantised_model_bytes(model: ModelSpec, job: TrainJob) -> float:
-    """Bytes of the whole model with its layers in 4 bit, embedding and head in 16."""
-    one = np.ones(1, dtype=np.int64)
-    params = rank_params(model, one, one, job.frozen_precision or QLORA_PRECISION)
-    counts = np.array([n for _, n in model.layer_groups], dtype=float)
-    ends = params.embedding[0] + (0.0 if model.tie_embeddings else params.head[0])
-    return float((counts * params.layer_bytes[0]).sum() + PLAIN_BYTES * ends)
 
 
 def training_memory(

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.engines.training import Framework, host_link_gb_per_s
+from planner.estimator.memory.train_ranks import RankStage, rank_stages
 from planner.estimator.memory.train_states import train_state_bytes
-from planner.estimator.memory.training import RankStage, rank_stages
 from planner.estimator.time.collectives import (
     Fabric,
     all_gather_s,

@@ -22,8 +22,8 @@ import numpy.typing as npt
 
 from planner.engines.training import Framework, host_link_gb_per_s
 from planner.estimator.memory.train_activations import layer_kept_bytes
+from planner.estimator.memory.train_ranks import rank_stages
 from planner.estimator.memory.train_states import train_state_bytes
-from planner.estimator.memory.training import rank_stages
 from planner.estimator.time.kernels import peak_flops
 from planner.estimator.time.train_layers import Passes, Work, gemm, last_gemm_s, layer_passes
 from planner.estimator.time.train_traffic import Sync, between_stages_s, layer_traffic, offload_s, sync_s
