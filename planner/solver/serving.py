@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from planner.estimator.corrections import calibration_notes
 from planner.hardware.records import Catalog
@@ -127,67 +128,51 @@ def machines_of(problem: Problem, ranking: Ranking, row: int) -> dict[int, int]:
     return taken
 
 
-def alternatives(study: Study, ranking: Ranking, winner: int) -> tuple[Alternative, ...]:
-    """Up to three answers of different kinds: other hardware, another precision or engine, and a cheaper near miss."""
-    problem = study.problem
+def _kinds(study: Study, ranking: Ranking, winner: int) -> list[tuple[str, NDArray[np.bool_]]]:
+    """Names of the kinds of alternatives, most telling first, and the rows that each allows."""
+    problem, rows = study.problem, study.problem.rows
     feasible = ranking.broken_count == 0
     one_broken = (ranking.broken_count == 1) & (ranking.key[:, 0] < ranking.key[winner, 0])
     miss = np.where(one_broken, ranking.shortfall(problem), np.inf)
-    nearest = one_broken & (miss <= miss.min(initial=np.inf))
-    shard_of = np.array([s for s, _ in study.space.pairs], dtype=np.int64)[study.rows.pair[study.placed.row]]
-    engine_of = np.array([e for _, e in study.space.pairs], dtype=np.int64)[study.rows.pair[study.placed.row]]
+    pair = study.rows.pair[study.placed.row]
+    shard_of, engine_of = np.array(study.space.pairs, dtype=np.int64)[pair].T
     gpu = np.array([s.gpu.name for s in study.space.shards])[shard_of]
     precision = np.array([s.precision.name for s in study.space.shards])[shard_of]
-    provider = np.array([study.offers[o].instance.provider for o in range(len(study.offers))] or ["-"])
-    place_provider = {c.place: str(provider[o]) for o, c in enumerate(problem.offers)}
-    where = np.array([place_provider.get(int(p), "-") for p in ranking.place])
-    near = (problem.rows.duration_us <= NEARLY_AS_FAST * problem.rows.duration_us[winner]) & (
+    provider_of = {c.place: study.offers[o].instance.provider for o, c in enumerate(problem.offers)}
+    provider = np.array([provider_of.get(int(p), "-") for p in ranking.place])
+    near = (rows.duration_us <= NEARLY_AS_FAST * rows.duration_us[winner]) & (
         ranking.cost <= WORTH_SAVING * ranking.cost[winner]
     )
-    kinds = [
-        (
-            "nearly as fast, cheaper",
-            feasible & near if problem.goal == "fastest" else np.zeros(len(near), dtype=np.bool_),
-        ),
-        (
-            "cheaper, but just breaks a limit" if problem.goal == "cheapest" else "better, but just breaks a limit",
-            nearest,
-        ),
+    better = "cheaper" if problem.goal == "cheapest" else "better"
+    return [
+        ("nearly as fast, cheaper", feasible & near & (problem.goal == "fastest")),
+        (f"{better}, but just breaks a limit", one_broken & (miss <= miss.min(initial=np.inf))),
         ("other hardware", feasible & (gpu != gpu[winner])),
         ("other precision", feasible & (precision != precision[winner])),
-        ("other provider", feasible & (where != where[winner])),
+        ("other provider", feasible & (provider != provider[winner])),
         ("other engine", feasible & (engine_of != engine_of[winner])),
-        ("lower latency", feasible & (problem.rows.duration_us < 0.8 * problem.rows.duration_us[winner])),
+        ("lower latency", feasible & (rows.duration_us < 0.8 * rows.duration_us[winner])),
     ]
+
+
+def alternatives(study: Study, ranking: Ranking, winner: int) -> tuple[Alternative, ...]:
+    """Up to three answers of different kinds: other hardware, another precision or engine, and a cheaper near miss."""
     found: list[Alternative] = []
     seen: set[tuple[object, ...]] = set()
-    for kind, allowed in kinds:
+    for kind, allowed in _kinds(study, ranking, winner):
         order = ranking.order(allowed)
         if not len(order) or len(found) == 3:
             continue
         row = int(order[0])
-        taken = machines_of(problem, ranking, row)
+        taken = machines_of(study.problem, ranking, row)
         replicas = int(ranking.replicas[row])
-        deployed = assemble.deployment(study, row, replicas, taken)
-        mark = (
-            deployed.engine,
-            deployed.precision,
-            deployed.tensor_parallel,
-            deployed.pipeline_parallel,
-            deployed.offers,
-        )
+        dep = assemble.deployment(study, row, replicas, taken)
+        mark = (dep.engine, dep.precision, dep.tensor_parallel, dep.pipeline_parallel, dep.offers)
         if mark in seen:
             continue
         seen.add(mark)
-        found.append(
-            Alternative(
-                kind,
-                deployed,
-                assemble.predicted(study, row, replicas),
-                assemble.cost(study, row, replicas, taken),
-                words.why_not(study, ranking, row, winner),
-            )
-        )
+        predicted, cost = assemble.predicted(study, row, replicas), assemble.cost(study, row, replicas, taken)
+        found.append(Alternative(kind, dep, predicted, cost, words.why_not(study, ranking, row, winner)))
     return tuple(found)
 
 
