@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from planner.errors import PlanFileError
+from planner.plan_check import check_numbers
 
 SCHEMA_VERSION = 1
 Status = Literal["optimal", "feasible", "infeasible"]
@@ -302,13 +303,15 @@ def plan_from_dict(tree: Any) -> Plan:
         if isinstance(tree.get("infeasible"), dict):
             relaxations = [{back.get(k, k): v for k, v in r.items()} for r in tree["infeasible"].get("relaxations", [])]
             tree["infeasible"] = {**tree["infeasible"], "relaxations": relaxations}
-        return TypeAdapter(Plan).validate_python(tree, strict=False)
+        plan = TypeAdapter(Plan).validate_python(tree, strict=False)
     except (ValidationError, AttributeError, TypeError) as error:
         why = str(error)
         if isinstance(error, ValidationError):
             first = error.errors()[0]
             why = f"{'.'.join(str(p) for p in first['loc'])}: {first['msg']}"
         raise PlanFileError("the plan cannot be read", why, "Solve again, or mend that field.") from None
+    check_numbers(plan_to_dict(plan))
+    return plan
 
 
 def plan_to_yaml(plan: Plan) -> str:
