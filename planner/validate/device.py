@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from planner.errors import InputError, InvalidValueError, NoPlanError, UnknownNameError
-from planner.hardware.catalog import find_gpu, load_catalog
+from planner.hardware.catalog import find_gpu
 from planner.hardware.records import Catalog, Gpu
 from planner.plan import Deployment, Plan
 from planner.validate.calibrate.clock import Device
 from planner.validate.calibrate.machine import cpu_name, why_no_gpu
 from planner.validate.dry import Part
 from planner.validate.dry_model import raw_config, spec_of, torch_modules
+from planner.validate.planned import planned_gpu
 
 FEW, MORE = 1, 3
 REPEATS = 3
@@ -122,11 +123,7 @@ def _refuse(dep: Deployment) -> None:
 def find_place(plan: Plan, dep: Deployment) -> Place:
     """The first accelerator that torch sees, or the CPU where the plan is for one or there is nothing else."""
     torch, _ = torch_modules()
-    offer = dep.offers[0]
-    catalog = load_catalog(plan.request.get("hardware", {}).get("catalog_dirs") or ())
-    if offer.gpu not in catalog.gpus:
-        raise UnknownNameError("GPU", offer.gpu, catalog.gpus, "Is the folder of --catalog still there?")
-    gpu = catalog.gpus[offer.gpu]
+    offer, (gpu, catalog) = dep.offers[0], planned_gpu(plan, dep)
     if offer.cpu_threads is not None:
         torch.set_num_threads(offer.cpu_threads)
         return Place(Device(torch, "cpu", offer.cpu_threads), gpu, cpu_name() in gpu.source, cpu_name(), catalog)

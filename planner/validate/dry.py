@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from planner.engines.training import framework
+from planner.engines.training import Framework, framework
 from planner.errors import InvalidValueError, NoPlanError
 from planner.models.flops import decode_flops, matmul_flops_per_token, prefill_flops
 from planner.models.precision import Precision, kv_dtype, precision
@@ -22,6 +22,7 @@ from planner.plan import Deployment, MemoryUse, Plan, TrainSettings
 from planner.units import GIB
 from planner.validate.dry_model import EXPERT_TYPES, raw_config, spec_of, torch_modules
 from planner.validate.dry_rank import Rank, Stage, refuse, stages_of_plan, words
+from planner.validate.planned import planned_gpu
 
 GIGA, TERA = 1e9, 1e12
 TOLERANCE_PERCENT = 5.0
@@ -98,20 +99,23 @@ def dry_run(plan: Plan) -> DryRun:
             warnings.simplefilter("ignore")
             torch_modules()
             if dep.train is not None:
-                return _training(raw, spec, dep, dep.train, memory)
+                stack = framework(dep.engine).on(planned_gpu(plan, dep)[0])
+                return _training(raw, spec, dep, dep.train, planned_tensors_gib(stack, dep, memory), memory)
             return _serving(raw, spec, plan, dep, memory)
     finally:
         if not collecting:
             gc.disable()
 
 
-def _training(raw: dict[str, Any], spec: ModelSpec, dep: Deployment, train: TrainSettings, memory: MemoryUse) -> DryRun:
+def _training(
+    raw: dict[str, Any], spec: ModelSpec, dep: Deployment, train: TrainSettings, tensors: float, memory: MemoryUse
+) -> DryRun:
+    """tensors: GiB of tensors that the plan predicts at the peak."""
     from planner.validate.dry_flops import training_flops
 
     found = [(stage, *_counted(raw, stage)) for stage in stages_of_plan(dep, train, len(spec.layers))]
     stage, counted, how = max(found, key=lambda f: f[1].peak)
     rank = stage.rank
-    tensors = planned_tensors_gib(dep, memory)
     parts = [
         Part("weights", "GiB", memory.weights_gib, counted.weights / GIB),
         Part("gradients after backward", "GiB", memory.gradients_gib, counted.gradients / GIB),
@@ -207,9 +211,9 @@ _STAND_INS = {
 }
 
 
-def planned_tensors_gib(dep: Deployment, memory: MemoryUse) -> float:
-    """(total - context - communicators) / (1 + fragmentation) of a training plan, constants from training.yaml."""
-    n = framework(dep.engine).number
+def planned_tensors_gib(stack: Framework, dep: Deployment, memory: MemoryUse) -> float:
+    """(total - context - communicators) / (1 + fragmentation) of a training plan, constants of the framework on the planned device."""
+    n = stack.number
     fixed = n("context_gib") + (n("nccl_gib") if dep.gpus > 1 else 0.0)
     return (memory.total_gib - fixed) / (1 + n("fragmentation"))
 

@@ -29,7 +29,7 @@ class Rank:
     """What is counted. world: data-parallel ranks; interval: layers per checkpoint; several: more than one micro-batch a step.
 
     first, last: this pipeline stage has the embedding, the head; in_flight: micro-batches forward before the first backward.
-    chunk: tokens of a chunk of the loss (0 = whole).
+    chunk: tokens of a chunk of the loss (0 = whole). resident: a CPU process, whose memory is what it has written.
     """
 
     engine: str
@@ -48,6 +48,7 @@ class Rank:
     first: bool = True
     last: bool = True
     in_flight: int = 1
+    resident: bool = False
 
     @property
     def sharded(self) -> bool:
@@ -128,6 +129,7 @@ def rank_of(dep: Deployment, train: TrainSettings) -> Rank:
         engine, dep.data_parallel, train.zero_stage, train.micro_batch_size, train.seq_len, train.checkpoint_interval,
         dep.precision, pure, train.gradient_accumulation_steps > 1, dep.tensor_parallel, lora, train.offload,
         int(launch_facts()["training"]["loss_chunk_tokens"]) if train.chunked_loss else 0,
+        resident=any(offer.cpu_threads is not None for offer in dep.offers),
     )  # fmt: skip
 
 

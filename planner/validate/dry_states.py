@@ -43,7 +43,8 @@ def beside(model: Any, rank: Rank, half: Any) -> list[Any]:
         return [torch.zeros(params, dtype=trained[0].dtype)]
     if rank.engine != "deepspeed" or rank.stage == 0:
         return []
-    bucket = int(framework("deepspeed").number("bucket_elements"))
+    size = int(framework("deepspeed").number("bucket_elements"))
+    bucket = min(size, params) if rank.resident else size
     buckets = [torch.zeros(bucket, dtype=half) for _ in range(2 if rank.stage == 2 else 1)]
     if rank.stage == 1:
         return buckets

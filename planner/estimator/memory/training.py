@@ -180,7 +180,8 @@ def _buffers(
         total = total + np.where(rows.zero == 2, whole, 0.0)
         layered = layered + np.where(rows.zero == 2, gradients, 0.0)
     elif n("bucket_elements"):
-        bucket = PLAIN_BYTES * n("bucket_elements")
+        written = n("bucket_elements") if n("bucket_whole") else np.minimum(n("bucket_elements"), dense + experts)
+        bucket = PLAIN_BYTES * written
         total = total + np.where(rows.zero >= 1, bucket * np.where(rows.zero == 2, 2.0, 1.0), 0.0)
     whole_gradients = np.where(rows.micro_batches > 1, n("accumulated_bytes"), 0.0)
     unsharded = (per.extra + whole_gradients) * (dense + experts) + np.where(
