@@ -84,7 +84,7 @@ def _before(layout: Layout) -> list[str]:
     if layout.vendor != "cpu" and not layout.image[1]:
         lines.append("* The image tag was not checked; pull it first.")
     if layout.spec.batching == "static":
-        lines.append("* Static batching: a batch runs to its longest answer before the next one starts; no streaming.")
+        lines.append("* Static batching: a batch runs to its longest answer before the next one starts.")
     if layout.deployment.engine == "tgi":
         lines.append(
             "* Text Generation Inference is archived: no new models or fixes; plan new work on vLLM or SGLang."

@@ -147,6 +147,42 @@ def check_answers(port: int, name: str = "tiny/llama") -> None:
     )
 
 
+def streamed(port: int, body: dict[str, Any], path: str = "/v1/completions") -> tuple[str, str, dict[str, int], int]:
+    """(text, finish reason, usage, events with a token) of a streamed answer."""
+    text, finish, usage, tokens = "", "", {}, 0
+    events = ask(port, path, body | {"stream": True, "stream_options": {"include_usage": True}}).split("\n\n")
+    assert events[-2:] == ["data: [DONE]", ""]
+    for event in map(json.loads, (e.removeprefix("data: ") for e in events[:-2])):
+        usage = event.get("usage") or usage
+        for choice in event["choices"]:
+            text += choice["delta"]["content"] if "chat" in path else choice["text"]
+            finish = choice["finish_reason"] or finish
+            tokens += choice["finish_reason"] is None
+    return text, finish, usage, tokens
+
+
+def check_streams(port: int, bodies: list[dict[str, Any]]) -> None:
+    """A streamed answer says what a whole one says, token by token, also in one batch with others; ignore_eos goes to the end."""
+    with ThreadPoolExecutor(len(bodies)) as pool:
+        pieces = list(pool.map(lambda body: streamed(port, body), bodies))
+    for body, (_, finish, usage, tokens) in zip(bodies, pieces, strict=True):
+        assert tokens == usage["completion_tokens"] <= body["max_tokens"]
+        assert finish == ("length" if tokens == body["max_tokens"] else "stop")
+        whole, alone = ask(port, "/v1/completions", body), streamed(port, body)
+        choice = whole["choices"][0]
+        assert alone[:3] == (choice["text"], choice["finish_reason"], whole["usage"])
+    forced = {"prompt": [5, 6, 7], "max_tokens": 40, "temperature": 0, "ignore_eos": True}
+    assert ask(port, "/v1/completions", forced)["usage"] == {
+        "prompt_tokens": 3,
+        "completion_tokens": 40,
+        "total_tokens": 43,
+    }
+    assert streamed(port, forced)[3] == 40
+    chat = {"messages": [{"role": "user", "content": "def f(x):"}], "max_tokens": 8, "temperature": 0}
+    said = ask(port, "/v1/chat/completions", chat)["choices"][0]["message"]["content"]
+    assert streamed(port, chat, "/v1/chat/completions")[0] == said
+
+
 def test_vllm(model: Path, tmp_path: Path) -> None:
     python = interpreter("PLANNER_VLLM_PYTHON", "vllm")
     cpu = {
@@ -173,7 +209,8 @@ def test_transformers_batches(model: Path, tmp_path: Path) -> None:
             together = [a["usage"] for a in pool.map(lambda body: ask(port, "/v1/completions", body), bodies)]
         assert [u["prompt_tokens"] for u in together] == [u["prompt_tokens"] for u in alone]
         assert all(1 <= u["completion_tokens"] <= 5 + i for i, u in enumerate(together))
-        for bad in ({"prompt": "x", "stream": True}, {"prompt": "x", "max_tokens": 100000}, {}, {"prompt": ["x"]}):
+        check_streams(port, bodies)
+        for bad in ({"prompt": [99999]}, {"prompt": "x", "max_tokens": 100000}, {}, {"prompt": ["x"]}, {"prompt": []}):
             with pytest.raises(urllib.error.HTTPError, match="400"):
                 ask(port, "/v1/completions", bad)
         check_answers(port)
