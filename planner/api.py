@@ -40,16 +40,32 @@ def solve(
     return solve_serving(request, model, catalog, excluded)
 
 
-def compare(request: ServeRequest | TrainRequest, *, near_misses: bool = False) -> list[Choice]:
-    """The best configuration on every instance type that keeps the limits, best first by the goal."""
-    catalog, model = _load(request)
+def compare(
+    request: ServeRequest | TrainRequest, *, near_misses: bool = False, calibration: Sequence[str | Path] = ()
+) -> list[Choice]:
+    """The best configuration on every instance type that keeps the limits, best first by the goal. calibration: as solve."""
+    catalog, model = _load(request, calibration)
     if isinstance(request, TrainRequest):
         from planner.solver.train_single import compare_training
 
-        return compare_training(request, model, catalog, near_misses=near_misses)
+        return _marked(compare_training(request, model, catalog, near_misses=near_misses), catalog)
     from planner.solver.compare import compare_serving
 
-    return compare_serving(request, model, catalog, near_misses=near_misses)
+    return _marked(compare_serving(request, model, catalog, near_misses=near_misses), catalog)
+
+
+def _marked(choices: list[Choice], catalog: Catalog) -> list[Choice]:
+    """The choices; a note says of which the predictions were corrected by the calibration files."""
+    if not catalog.calibration:
+        return choices
+    from dataclasses import replace
+
+    from planner.estimator.corrections import CORRECTED, applied_to
+
+    return [
+        replace(c, note="; ".join(filter(None, (c.note, CORRECTED)))) if applied_to(catalog, c.deployment) else c
+        for c in choices
+    ]
 
 
 def estimate(request: ServeRequest | TrainRequest, *, calibration: Sequence[str | Path] = ()) -> Estimate:

@@ -103,21 +103,24 @@ def _checked(request: Any, calibration: tuple[str, ...]) -> Any:
         return checked(lambda excluded: solve_request(request, excluded=excluded, calibration=calibration), tell)
 
 
-@opt.command(opt.MODEL, opt.GOAL, opt.LOAD, opt.LIMITS, opt.HARDWARE, opt.PINS, TRAIN, TABLE, opt.JSON)
+@opt.command(opt.MODEL, opt.GOAL, opt.LOAD, opt.LIMITS, opt.HARDWARE, opt.PINS, TRAIN, CALIBRATION, TABLE, opt.JSON)
 def compare(o: Given) -> int:
     """Every instance type that can do it, best configuration each, sorted by the goal.
 
     Example: planner compare --model 8b --rate 5 --provider aws --format markdown
     """
     from planner.api import compare as compare_request
+    from planner.estimator.corrections import CORRECTED
     from planner.report import console
 
     shape = "json" if o["json"] else opt.one_of(o["format"], ("table", "json", "csv", "markdown"), "format")
     top = o["top"] if o["top"] is not None else 20 if shape == "table" else 0
     if top < 0:
         raise InvalidValueError(f"--top must be 0 or more, not {top}", "", "Write for example --top 20.")
-    choices = compare_request(request_of(o), near_misses=o["near_misses"])
+    choices = compare_request(request_of(o), near_misses=o["near_misses"], calibration=calibration_files(o))
     console.show_choices(choices if top == 0 else choices[:top], shape, total=len(choices))
+    if o["calibration"] and not any(CORRECTED in c.note for c in choices):
+        console.complain("the calibration files hold no engine and GPU of this table: nothing is corrected")
     return 0 if any(c.fits for c in choices) else EXIT_NO_PLAN
 
 

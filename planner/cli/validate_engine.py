@@ -81,7 +81,7 @@ def options_of(plan: Plan, o: Given, launch: Launch) -> Options:
         load=load_of(plan, o),
         timeout_s=_seconds(o["timeout"], "--timeout") or 1800.0,
         port=_port(o["port"]),
-        model_path=o["model_path"],
+        model_path=o["model_path"] or local_checkpoint(plan, o),
         url=o["url"],
         cpu=bool(o["cpu"]),
         steps=steps,
@@ -90,6 +90,18 @@ def options_of(plan: Plan, o: Given, launch: Launch) -> Options:
         bench=opt.one_of(o["bench"], BENCHES, "bench"),
         through=opt.one_of(o["through"], TOOLS, "way to submit") if o["through"] else None,
     )
+
+
+def local_checkpoint(plan: Plan, o: Given) -> str | None:
+    """The folder that was planned, where it holds weights and runs here; a checkpoint of the plan or MODEL goes before it."""
+    import os
+
+    folder = Path(str(plan.request.get("model") or ""))
+    dep = plan.deployment
+    elsewhere = o["through"] is not None or o["url"] is not None or "MODEL" in os.environ
+    if elsewhere or dep is None or dep.checkpoint is not None or not (folder / "config.json").is_file():
+        return None
+    return str(folder.absolute()) if any(folder.glob("*.safetensors")) or any(folder.glob("*.bin")) else None
 
 
 def load_of(plan: Plan, o: Given) -> Any:

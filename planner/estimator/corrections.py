@@ -92,12 +92,28 @@ def _positive(value: Any) -> bool:
 def _predicted(plan: Plan, metric: str) -> float | None:
     """What the plan predicts of a metric; None where it does not, or where an engine fills a budget whatever it needs."""
     if metric == MEMORY:
-        if plan.memory is None or plan.deployment is None:
-            return None
-        fills = plan.task == "serve" and memory_rules(plan.deployment.engine).budget != "all"
-        return None if fills else needed_gib(plan)
+        return None if _fills_a_budget(plan) else peak_gib(plan)
     found = plan.predicted.get(metric)
     return found.value if found is not None and found.value > 0 else None
+
+
+def _fills_a_budget(plan: Plan) -> bool:
+    """Whether this engine takes what its budget allows, whatever it needs."""
+    dep = plan.deployment
+    return plan.task == "serve" and dep is not None and memory_rules(dep.engine).budget != "all"
+
+
+def peak_gib(plan: Plan) -> float | None:
+    """GiB that a device is predicted to hold at the peak of a measured run: the whole budget, or what the load needs.
+
+    None where the plan has no memory or, for the load, no predictions (plans written by hand).
+    """
+    if plan.memory is None or plan.deployment is None:
+        return None
+    if _fills_a_budget(plan):
+        return plan.memory.total_gib
+    known = plan.task == "train" or {"throughput_tokens_per_s", "tpot_ms"} <= set(plan.predicted)
+    return needed_gib(plan) if known else None
 
 
 def running_sequences(plan: Plan) -> int:
@@ -175,12 +191,21 @@ def correction(gpu: Gpu, engine: str, metric: str) -> Correction:
 _NONE = Correction(1.0, 1.0, 1.0, 0)
 
 
+CORRECTED = "corrected by measurement"
+
+
+def applied_to(catalog: Catalog, deployed: Deployment) -> list[str]:
+    """Lines of Catalog.calibration that correct predictions of this deployment."""
+    start = f"{deployed.engine} on {deployed.offers[0].gpu}: "
+    return [line for line in catalog.calibration if line.startswith(start) and _APPLIED.match(line)]
+
+
 def calibration_notes(catalog: Catalog, deployed: Deployment) -> tuple[str, ...]:
     """What a plan says of its calibration: what was applied, and that other classes were left alone. () without one."""
     if not catalog.calibration:
         return ()
     gpu, engine = deployed.offers[0].gpu, deployed.engine
-    mine = [line for line in catalog.calibration if line.startswith(f"{engine} on {gpu}: ") and _APPLIED.match(line)]
+    mine = applied_to(catalog, deployed)
     if not mine:
         return (f"The calibration files hold nothing of {engine} on {gpu}: its predictions are as they were.",)
     notes = [f"Corrected by measurement: {line}." for line in mine]

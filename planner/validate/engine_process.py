@@ -21,6 +21,7 @@ from types import FrameType
 from typing import Any
 
 from planner.errors import EngineFailedError, InputError
+from planner.units import GIB, KIB
 
 MARK = "PLANNER_RUN"
 PROC = Path("/proc")
@@ -53,6 +54,10 @@ class Group:
     def text(self) -> str:
         """What the script has written so far."""
         return read_log(self.log)
+
+    def peak_resident_gib(self) -> float:
+        """Highest resident set so far of the fullest process (VmHWM of Linux); 0 where that cannot be read."""
+        return max((_peak_bytes(pid) for pid, _ in self.alive()), default=0) / GIB
 
     def alive(self) -> list[Process]:
         """Every process of this run that is still there."""
@@ -105,6 +110,15 @@ def _stat(pid: int) -> tuple[int, int, str, str] | None:
         return int(fields[1]), int(fields[2]), fields[0], fields[19]
     except (OSError, IndexError, ValueError):
         return None
+
+
+def _peak_bytes(pid: int) -> int:
+    """VmHWM of a process in bytes (proc_pid_status(5): in KiB); 0 where it cannot be read."""
+    try:
+        lines = (PROC / str(pid) / "status").read_text(errors="replace").splitlines()
+        return next(int(line.split()[1]) * KIB for line in lines if line.startswith("VmHWM:"))
+    except (OSError, StopIteration, IndexError, ValueError):
+        return 0
 
 
 def _is(process: Process) -> bool:

@@ -22,6 +22,7 @@ from planner.validate.engine_run import (
     check_gpus,
     environment,
     memory_used_gib,
+    on_cpu,
     running,
     script,
     too_late,
@@ -153,6 +154,8 @@ def serve_and_measure(plan: Plan, launch: Launch, options: Options, tell: Tell) 
             watch = Watch(engine, ends, options.timeout_s, group, install=launch.install)
             servers = [Server("127.0.0.1", port) for port in ports]
             run = loaded(servers, plan, launch, options, watch, tell, group.text, (comparable, notes))
+            if on_cpu(plan):
+                return with_memory(plan, run, group.peak_resident_gib())
             return with_gpu_memory(plan, run, before, [] if options.cpu else memory_used_gib())
 
 
@@ -160,7 +163,14 @@ def with_gpu_memory(plan: Plan, run: EngineRun, before: list[float], after: list
     """The run with the memory that the fullest GPU took since `before`: engines keep what they once reserved."""
     if not after or len(before) != len(after):
         return run
-    measured = run.measured | {"peak_memory_gib": max(b - a for a, b in zip(before, after, strict=True))}
+    return with_memory(plan, run, max(b - a for a, b in zip(before, after, strict=True)))
+
+
+def with_memory(plan: Plan, run: EngineRun, peak_gib: float) -> EngineRun:
+    """The run with its peak memory, where one is known: of the fullest GPU, or of the fullest process of a CPU plan."""
+    if peak_gib <= 0:
+        return run
+    measured = run.measured | {"peak_memory_gib": peak_gib}
     return replace(run, measured=measured, rows=serving_rows(plan, measured))
 
 

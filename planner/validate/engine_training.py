@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from planner.engines.training import framework
 from planner.errors import EngineFailedError, InputError, InvalidValueError
 from planner.plan import Plan, TrainSettings
 from planner.validate.engine_load import Tell
@@ -183,11 +184,14 @@ def compared(
     for key in sorted({k for p in peaks for k in p}):
         measured[key] = max(p.get(key, 0.0) for p in peaks)
     if "peak_reserved_gib" in measured:
-        measured["peak_memory_gib"] = measured["peak_reserved_gib"]
+        n = framework(dep.engine).number  # torch's allocator does not see the context and communicators
+        fixed = n("context_gib") + (n("nccl_gib") if dep.gpus > 1 else 0.0)
+        measured["peak_memory_gib"] = measured["peak_reserved_gib"] + fixed
     elif on_cpu(plan) and "peak_host_gib" in measured:
         measured["peak_memory_gib"] = measured["peak_host_gib"]
     measured = read_start(dep.engine, log) | measured
-    text = [
+    text = [f"Loaded {options.model_path}."] if options.model_path else []
+    text += [
         f"Median of {len(counted)} steps; the first {len(steps) - len(counted)} are not counted.",
         "The data were random words." if options.dataset is None else f"The data were {options.dataset}.",
     ]

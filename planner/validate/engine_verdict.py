@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from planner.engines.training import framework
+from planner.estimator.corrections import peak_gib
 from planner.plan import Plan, Range
 from planner.units import format_duration
 from planner.validate.engine_load import ENOUGH_REQUESTS
@@ -78,7 +78,7 @@ def serving_rows(plan: Plan, measured: dict[str, float]) -> tuple[Row, ...]:
         *row("throughput_tokens_per_s", "tokens/s", p.get("throughput_tokens_per_s"), measured.get("throughput_tokens_per_s")),
     ]  # fmt: skip
     if memory is not None:
-        rows += row("peak_memory_gib", "GiB", memory.total_gib, measured.get("peak_memory_gib"))
+        rows += row("peak_memory_gib", "GiB", peak_gib(plan), measured.get("peak_memory_gib"))
         rows += row("weights_gib", "GiB", memory.weights_gib, measured.get("weights_gib"))
         rows += row("kv_cache_gib", "GiB", memory.kv_cache_gib, measured.get("kv_cache_gib"))
         rows += row("kv_cache_tokens", "tokens", float(memory.kv_cache_tokens), measured.get("kv_cache_tokens"))
@@ -87,17 +87,14 @@ def serving_rows(plan: Plan, measured: dict[str, float]) -> tuple[Row, ...]:
 
 def training_rows(plan: Plan, measured: dict[str, float]) -> tuple[Row, ...]:
     """Step time, speed and memory of a training plan beside what was measured."""
-    p, dep = plan.predicted, plan.deployment
+    p = plan.predicted
     rows = [
         *row("step_time_s", "s", p.get("step_time_s"), measured.get("step_time_s")),
         *row("throughput_tokens_per_s", "tokens/s", p.get("throughput_tokens_per_s"), measured.get("tokens_per_s")),
         *row("tokens_per_s_per_gpu", "tokens/s", p.get("tokens_per_s_per_gpu"), measured.get("tokens_per_s_per_gpu")),
     ]
-    if plan.memory is not None and dep is not None:
-        n = framework(dep.engine).number
-        fixed = n("context_gib") + (n("nccl_gib") if dep.gpus > 1 else 0.0)  # torch's allocator does not see them
-        fixed = 0.0 if "peak_host_gib" in measured else fixed  # a resident set holds everything
-        rows += row("peak_memory_gib", "GiB", plan.memory.total_gib - fixed, measured.get("peak_memory_gib"))
+    if plan.memory is not None:
+        rows += row("peak_memory_gib", "GiB", peak_gib(plan), measured.get("peak_memory_gib"))
     return tuple(rows)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from planner.cli.main import run
 from planner.errors import InvalidValueError
-from planner.estimator.corrections import MEMORY, corrected, correction, needed_gib, records_of, shrunk
+from planner.estimator.corrections import MEMORY, corrected, correction, needed_gib, peak_gib, records_of, shrunk
 from planner.estimator.operating_point import corrected_time
 from planner.estimator.time.serving import ServingTime
 from planner.hardware.catalog import load_catalog
@@ -164,3 +164,43 @@ def test_slower_by_f_under_a_rate_is_as_busy_as_f_times_the_rate():
     assert (slow.tpot_s[0], slow.ttft_p95_s[0], slow.max_rate_per_s[0]) == pytest.approx((0.1, 0.9, 1.0))
     assert slow.e2e_s[0] == pytest.approx(0.2 * 3 + 20 * 0.1)
     assert slow.utilisation[0] == 0.5
+
+
+def compared(words, capsys, *more):
+    words = ["compare", *words[1:], "--json", *more]
+    assert run(words) == 0
+    out, err = capsys.readouterr()
+    return json.loads(out), err
+
+
+@pytest.mark.parametrize(("ask", "metric"), [(train, "step_time_s"), (serve, "tpot_ms")])
+def test_a_table_is_corrected_too_and_says_so(ask, metric, own, model, tmp_path, capsys):
+    before, _ = compared(ask(own, model), capsys)
+    file, plan = validated(ask(own, model), tmp_path / "a", {metric: 2.0}, capsys)
+    after, err = compared(ask(own, model), capsys, "--calibration", str(file))
+    by_engine = {c["deployment"]["engine"]: c for c in after}
+    mine = by_engine[plan.deployment.engine]
+    assert mine["note"] == "corrected by measurement"
+    assert mine["predicted"][metric]["value"] == pytest.approx(
+        before[0]["predicted"][metric]["value"] * 2 ** (1 / 1.16), rel=2e-2
+    )
+    assert err == ""
+    assert before[0]["note"] == ""
+
+
+def test_a_table_of_other_hardware_says_that_nothing_is_corrected(own, model, tmp_path, capsys):
+    file, _ = validated(train(own, model), tmp_path / "a", {"step_time_s": 1.5}, capsys)
+    words = ["compare", "--model", "8b", "--gpu", "l40s", "--catalog", str(own), "--calibration", str(file), "--json"]
+    assert run(words) == 0
+    out, err = capsys.readouterr()
+    assert "nothing is corrected" in err
+    assert all(c["note"] == "" for c in json.loads(out))
+
+
+def test_the_peak_of_a_run_is_the_need_unless_the_engine_fills_a_budget(own, model, tmp_path, capsys):
+    plan = validated(serve(own, model), tmp_path / "a", {"tpot_ms": 2.0}, capsys)[1]
+    assert peak_gib(plan) == needed_gib(plan) < plan.memory.total_gib
+    filling = replace(plan, deployment=replace(plan.deployment, engine="vllm"))
+    assert peak_gib(filling) == plan.memory.total_gib
+    trained = validated(train(own, model), tmp_path / "b", {"step_time_s": 1.5}, capsys)[1]
+    assert peak_gib(trained) == trained.memory.total_gib

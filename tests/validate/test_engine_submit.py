@@ -134,7 +134,8 @@ def test_training(tool, file, cluster, monkeypatch, capsys, tmp_path):
     assert code == 0, err
     measured = json.loads(text)["validation"]["measured"]
     assert measured["step_time_s"] == 0.25
-    assert measured["peak_memory_gib"] == 2.5
+    assert measured["peak_reserved_gib"] == 2.5
+    assert measured["peak_memory_gib"] > 2.5  # with the context that torch does not see
     assert not (folder / "validate-output").exists()
     said = (cluster / "calls").read_text()
     assert {
