@@ -24,6 +24,11 @@ def _check_positive(value: float | None, what: str, example: str) -> None:
         )
 
 
+def _check_most(value: float | None, what: str, most: float) -> None:
+    if value is not None and value > most:
+        raise InvalidValueError(f"{what} is {value:g}", f"no run has more than {most:g}", "Check the unit: 1B is 1e9.")
+
+
 def _check_name(value: object, kind: str, known: Sequence[str]) -> None:
     if value not in known:
         raise UnknownNameError(kind, str(value), known)
@@ -190,9 +195,12 @@ class TrainJob:
         _check_name(self.method, "method", METHODS)
         _check_name(self.optimizer, "optimizer", OPTIMIZERS)
         _check_positive(self.tokens, "--tokens", "--tokens 1B")
+        _check_most(self.tokens, "--tokens", 1e18)
         _check_positive(self.seq_len, "--seq-len", "--seq-len 8192")
         _check_positive(self.batch_tokens_low, "--global-batch", "--global-batch 1M")
         _check_positive(self.batch_tokens_high, "--global-batch", "--global-batch 1M")
+        _check_most(self.batch_tokens_low, "--global-batch", 1e12)
+        _check_most(self.batch_tokens_high, "--global-batch", 1e12)
         _check_positive(self.lora_rank, "--lora-rank", "--lora-rank 16")
 
 

@@ -8,12 +8,12 @@ from planner.estimator.cost.training import run_cost_usd, run_steps
 from planner.estimator.intervals import INVERSE, training_interval, training_margins
 from planner.estimator.train_stages import split_layers
 from planner.plan import Cost, Deployment, MemoryUse, Range, TrainSettings
-from planner.request import OFFLOADS
+from planner.request import OFFLOADS, TrainRequest
 from planner.solver.assemble import offer_choice
 from planner.solver.train_site import Block
 from planner.solver.train_study import MAX_UTILISATION, TrainStudy
 from planner.space.train_rows import TrainRows
-from planner.units import GIB
+from planner.units import GIB, format_duration
 
 
 def at(study: TrainStudy, row: int) -> tuple[Block, int]:
@@ -132,6 +132,45 @@ def predicted(study: TrainStudy, row: int) -> dict[str, Range]:
         low, high = (low, min(high, headroom)) if name in INVERSE else (max(low, 1 / headroom), high)
         ranges[name] = Range(*(round(value * factor, 9) for factor in (1.0, low, high)))
     return ranges
+
+
+LONG_H = 60 * 24.0
+
+
+def close_calls(
+    request: TrainRequest, plan_parts: tuple[dict[str, Range], Cost, MemoryUse], memory_high: float
+) -> tuple[str, ...]:
+    """Limits that lie inside the 80% interval of what is predicted, and a run so long that a deadline was probably forgotten."""
+    (ranges, money, memory), limits = plan_parts, request.limits
+    if request.risk == "low":
+        return ()
+    whole, step, lines = ranges["total_time_h"], ranges["step_time_s"], []
+    usd, worst = money.usd_total or 0.0, whole.high / whole.value if whole.value else 1.0
+    for label, value, high, limit, show in (
+        ("deadline", whole.value * 3600, whole.high * 3600, limits.deadline_s, format_duration),
+        ("step time", step.value, step.high, limits.step_s, format_duration),
+        ("budget", usd, usd * worst, limits.budget_usd, lambda v: f"${v:,.2f}"),
+    ):
+        if limit is not None and high > limit:
+            lines.append(
+                f"The {label} of {show(limit)} lies inside the 80% interval ({show(value)} is predicted, up to {show(high)}): plan with --risk low where a miss is expensive."
+            )
+    if memory.total_gib * memory_high > memory.gpu_usable_gib:
+        lines.append(
+            f"GPU memory: {memory.total_gib:.1f} of {memory.gpu_usable_gib:.1f} GiB is within what the estimate may be off ({(memory_high - 1) * 100:.0f}%, 80% interval):"
+            " watch the first steps, or plan with --risk low."
+        )
+    if limits.deadline_s is None and whole.value > LONG_H:
+        lines.append(f"The run takes {whole.value / 24:,.0f} days: give --deadline for a faster one.")
+    return tuple(lines)
+
+
+def close_calls_of(study: TrainStudy, row: int) -> tuple[str, ...]:
+    """close_calls of a row."""
+    block, i = at(study, row)
+    stack = study.frameworks[int(block.rows.framework[i])]
+    _, high = training_margins("low", study.classes[block.hardware].gpu, study.model.is_moe, stack.name)
+    return close_calls(study.request, (predicted(study, row), cost(study, row), memory_use(study, row)), high)
 
 
 def cost(study: TrainStudy, row: int) -> Cost:

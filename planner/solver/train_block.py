@@ -11,7 +11,7 @@ from planner.engines.training import Framework
 from planner.estimator.operating_point import BoolArray, FloatArray, concatenate, take
 from planner.estimator.time.training import layer_and_head_s
 from planner.solver.exclude import REFUSED, training_rows_ruled_out
-from planner.solver.train_site import Block, Site, misses, useful, useful_rows
+from planner.solver.train_site import LONGEST_S, Block, Site, misses, useful, useful_rows
 from planner.solver.train_splits import longest_stage, worth_trying
 from planner.space.train_candidates import enumerate_rows
 from planner.space.train_rows import Split, TrainRows
@@ -19,6 +19,7 @@ from planner.space.train_rows import Split, TrainRows
 CHUNK = 32
 NEAR_MISS = 1.25
 NOT_IN_TIME = "hardware not estimated before the time limit"
+ENDLESS = "a run of over ten years"
 SPLITS_LATE = "layouts whose stages were not balanced before the time limit"
 
 
@@ -50,6 +51,9 @@ def estimate_block(site: Site, pruned: Counter[str]) -> tuple[Block | None, int]
     block = site.timed(rows.take(kept), take(memory, kept))
     floor = site.timed(rows.take(loose[hopeful]), take(least, np.flatnonzero(hopeful)), "floor")
     block, tried = balance_stages(site, block, floor, pruned)
+    endless = block.run_s > LONGEST_S
+    pruned[ENDLESS] += int(endless.sum())
+    block = block.take(~endless)
     if not len(block):
         return None, illegal + len(rows) + tried
     front = useful_rows(site, block)

@@ -16,8 +16,6 @@ from planner.solver.train_site import Block
 from planner.space.hardware_classes import HardwareClass, offer_limit
 from planner.units import GIB
 
-LONGEST_US = 10**13
-
 
 @dataclass(frozen=True)
 class Quantised:
@@ -66,7 +64,7 @@ def quantise(request: TrainRequest, classes: Sequence[HardwareClass], blocks: Se
 
 def _block_rows(block: Block, o: int, offer: Offer, number: int) -> tuple[Rows, IntArray]:
     n = len(block)
-    duration = np.minimum(np.ceil(block.run_s * 1e6), LONGEST_US).astype(np.int64)
+    duration = np.ceil(block.run_s * 1e6).astype(np.int64)
     ones = np.ones(n, dtype=np.int64)
     ram = offer.instance.ram_gib
     host = np.zeros(n) if ram is None else (block.memory.host_ram_bytes - ram * GIB) / 1024

@@ -22,6 +22,8 @@ from planner.space.hardware_classes import HardwareClass
 from planner.space.train_rows import TrainRows
 from planner.units import GIB
 
+LONGEST_S = 10 * 365.25 * 86400.0  # a run beyond is no answer, and its cost in micro-USD would not be safe to add up
+
 
 @dataclass(frozen=True)
 class Block:

@@ -62,7 +62,7 @@ def solve_training(
         task="train",
         request=request_dict(request),
         assumptions=(*train_words.assumptions(study, row, catalog), *calibration_notes(catalog, deployed)),
-        warnings=train_words.warnings(study, row, deployed.offers),
+        warnings=(*train_words.warnings(study, row, deployed.offers), *train_assemble.close_calls_of(study, row)),
         model=model_summary(model),
         deployment=deployed,
         memory=train_assemble.memory_use(study, row),
