@@ -76,9 +76,9 @@ def configuration(d: Deployment) -> str:
 def brief(d: Deployment) -> str:
     """The configuration of an alternative in a few words."""
     if d.train is not None:
-        return (
-            f"{d.engine} TP {d.tensor_parallel} PP {d.pipeline_parallel} DP {d.data_parallel} ZeRO-{d.train.zero_stage}"
-        )
+        more = "".join(f" {name} {n}" for name, n in (("CP", d.context_parallel), ("EP", d.expert_parallel)) if n > 1)
+        axes = f"TP {d.tensor_parallel} PP {d.pipeline_parallel}{more} DP {d.data_parallel}"
+        return f"{d.engine} {axes} ZeRO-{d.train.zero_stage}"
     return f"{d.engine} {d.precision} TP {d.tensor_parallel}"
 
 

@@ -17,6 +17,9 @@ from planner.solver.problem import ALL_LIMITS, UNBOUNDED, IntArray, LimitName, O
 VRAM_SCALE_KIB = 80 * 2**20
 
 
+JUST = 0.25  # a limit missed by up to a quarter is just broken
+
+
 @dataclass(frozen=True)
 class Ranking:
     """Per row of the problem, at its best number of replicas.
@@ -49,6 +52,11 @@ class Ranking:
                 allowed = rows.metrics[name] - rows.metrics[name] + VRAM_SCALE_KIB
             shares.append(over / np.maximum(1, allowed))
         return np.asarray(np.sum(shares, axis=0), dtype=np.float64)
+
+    def barely(self, allowed: NDArray[np.bool_], problem: Problem) -> NDArray[np.bool_]:
+        """Of the allowed rows those that miss their limits by least, and by no more than JUST of them."""
+        miss = np.where(allowed, self.shortfall(problem), np.inf)
+        return np.asarray(allowed & (miss <= min(miss.min(initial=np.inf), JUST)))
 
     def order(self, allowed: NDArray[np.bool_]) -> IntArray:
         """Positions of the allowed rows, best first."""

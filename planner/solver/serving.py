@@ -133,7 +133,6 @@ def _kinds(study: Study, ranking: Ranking, winner: int) -> list[tuple[str, NDArr
     problem, rows = study.problem, study.problem.rows
     feasible = ranking.broken_count == 0
     one_broken = (ranking.broken_count == 1) & (ranking.key[:, 0] < ranking.key[winner, 0])
-    miss = np.where(one_broken, ranking.shortfall(problem), np.inf)
     pair = study.rows.pair[study.placed.row]
     shard_of, engine_of = np.array(study.space.pairs, dtype=np.int64)[pair].T
     gpu = np.array([s.gpu.name for s in study.space.shards])[shard_of]
@@ -146,7 +145,7 @@ def _kinds(study: Study, ranking: Ranking, winner: int) -> list[tuple[str, NDArr
     better = "cheaper" if problem.goal == "cheapest" else "better"
     return [
         ("nearly as fast, cheaper", feasible & near & (problem.goal == "fastest")),
-        (f"{better}, but just breaks a limit", one_broken & (miss <= miss.min(initial=np.inf))),
+        (f"{better}, but just breaks a limit", ranking.barely(one_broken, problem)),
         ("other hardware", feasible & (gpu != gpu[winner])),
         ("other precision", feasible & (precision != precision[winner])),
         ("other provider", feasible & (provider != provider[winner])),

@@ -107,14 +107,13 @@ def alternatives(study: TrainStudy, ranking: Ranking, winner: int) -> tuple[Alte
     rows = problem.rows
     feasible = ranking.broken_count == 0
     one_broken = (ranking.broken_count == 1) & (ranking.key[:, 0] < ranking.key[winner, 0])
-    miss = np.where(one_broken, ranking.shortfall(problem), np.inf)
     gpu = np.array([study.offers[int(o)].instance.gpu.name for o in rows.hardware])
     stack = np.array(
         [int(study.blocks[int(b)].rows.framework[int(i)]) for b, i in zip(study.block_of, study.position, strict=True)]
     )
     word = "cheaper" if problem.goal == "cheapest" else "faster"
     kinds = [
-        (f"{word}, but just breaks a limit", one_broken & (miss <= miss.min(initial=np.inf))),
+        (f"{word}, but just breaks a limit", ranking.barely(one_broken, problem)),
         ("other hardware", feasible & (gpu != gpu[winner])),
         ("other framework", feasible & (stack != stack[winner])),
         ("faster", feasible & (rows.duration_us < 0.8 * rows.duration_us[winner])),

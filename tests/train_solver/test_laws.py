@@ -6,6 +6,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+import planner
+from planner.errors import InvalidValueError
 from planner.hardware.catalog import load_catalog
 from planner.models import load_model
 from planner.request import HardwareFilter, TrainJob, TrainLimits, TrainPins, TrainRequest
@@ -105,3 +107,51 @@ def test_a_partial_explanation_says_so(catalog, model, monkeypatch):
 def test_the_whole_explanation_says_nothing_of_time(catalog, model):
     plan = solve_training(request(budget_usd=5.0), model, catalog)
     assert not any("partial" in line for line in plan.assumptions)
+
+
+def test_years_are_ranked_as_years():
+    """100B tokens take a small card six years: its cost must not be that of a capped run."""
+    where = HardwareFilter(gpus=("rtx-3090", "h100-sxm"), providers=("runpod", "lambda"))
+    few, many = (
+        planner.solve(TrainRequest("llama-3.1-8b", job=TrainJob(tokens=tokens), hardware=where))
+        for tokens in (1e9, 1e11)
+    )
+    assert few.deployment.offers[0].gpu == many.deployment.offers[0].gpu
+    assert many.cost.usd_total == pytest.approx(100 * few.cost.usd_total, rel=0.02)
+
+
+def test_a_run_of_over_ten_years_is_no_answer():
+    request = TrainRequest(
+        "llama-3.1-8b",
+        job=TrainJob(tokens=1.5e13),
+        limits=TrainLimits(deadline_s=3000 * 3600.0),
+        hardware=HardwareFilter(owned="1xrtx-3090"),
+    )
+    plan = planner.solve(request)
+    assert plan.status == "infeasible"
+    assert any("over ten years" in line for line in plan.infeasible.core)
+
+
+@pytest.mark.parametrize("more", [{"tokens": 1e25}, {"batch_tokens_high": 1e20}])
+def test_absurd_numbers_are_refused(more):
+    with pytest.raises(InvalidValueError, match="no run has more"):
+        TrainJob(**more)
+
+
+def test_a_deadline_inside_the_range_is_named():
+    where = HardwareFilter(gpus=("h100-sxm",), providers=("runpod", "lambda"))
+    free = planner.solve(TrainRequest("llama-3.1-8b", job=TrainJob(tokens=1e9), hardware=where))
+    hours = free.predicted["total_time_h"].value
+    close, wide = (
+        planner.solve(
+            TrainRequest(
+                "llama-3.1-8b",
+                job=TrainJob(tokens=1e9),
+                hardware=where,
+                limits=TrainLimits(deadline_s=hours * 3600 * f),
+            )
+        )
+        for f in (1.01, 3.0)
+    )
+    assert any("deadline" in w and "80% interval" in w for w in close.warnings)
+    assert not any("deadline of" in w for w in wide.warnings)
