@@ -14,9 +14,10 @@ from planner.models.spec import ModelSpec
 from planner.plan import Cost, Deployment, MemoryUse, Range
 from planner.request import Limits, ServeRequest
 from planner.solver import assemble, words
+from planner.solver.choices import describe_load
 from planner.solver.ranking import rank
 from planner.solver.serving import WIDE, machines_of
-from planner.solver.study import Study, make_study, memory_pairs
+from planner.solver.study import OVERLOADED, Study, make_study, memory_pairs
 from planner.units import GIB
 
 
@@ -95,10 +96,10 @@ def _does_not_fit(request: ServeRequest, model: ModelSpec, catalog: Catalog) -> 
 
 def _nothing(study: Study) -> InvalidValueError | NoPlanError:
     reasons = "; ".join(words.nothing_at_all(study))
-    if "cannot carry the load" in study.pruned:
+    if OVERLOADED in study.pruned:
         return NoPlanError(
-            "this configuration cannot carry the load",
-            reasons,
+            f"this configuration cannot carry {describe_load(study.request)}",
+            f"its capacity is {study.capacity_per_s:.3g} requests/s" if study.capacity_per_s else "",
             "Add --data-parallel, lower --rate, or leave --data-parallel open.",
         )
     return InvalidValueError("no legal configuration is left", reasons, "Change a pinned axis or the hardware.")

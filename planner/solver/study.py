@@ -52,6 +52,9 @@ class Placed:
     row: IntArray
 
 
+OVERLOADED = "cannot carry the load"
+
+
 @dataclass(frozen=True)
 class Study:
     """Everything that is known about a request before the solver runs."""
@@ -65,6 +68,8 @@ class Study:
     offers: tuple[Offer, ...]
     problem: Problem
     pruned: dict[str, int]
+    capacity_per_s: float = 0.0
+    """Most requests/s of a row that cannot carry the load, with all its replicas."""
 
     @cached_property
     def accuracy_loss_percent(self) -> FloatArray:
@@ -129,7 +134,8 @@ def make_study(
     pairs, alive = _estimable(_pairs(model, space, settings, request), near_miss, pruned)
     rows = _operate(pairs, alive, request)
     stable = rows.stable & np.isfinite(rows.e2e_s)
-    pruned["cannot carry the load"] += int(len(alive) - len(np.unique(rows.pair[stable])))
+    carried = (rows.max_rate_per_s * rows.replicas)[~stable & np.isfinite(rows.max_rate_per_s)]
+    pruned[OVERLOADED] += int(len(alive) - len(np.unique(rows.pair[stable])))
     out = serving_rows_ruled_out(
         pairs.shards, pairs.engines, pairs.shard[rows.pair], pairs.engine[rows.pair], rows.max_num_seqs, excluded
     )
@@ -141,7 +147,8 @@ def make_study(
     problem = Problem(request.goal, integer_rows(study), columns, limit_values(request))
     if request.goal == "throughput":
         problem = replace(problem, rows=free_replicas(problem))
-    return replace(study, problem=problem, pruned={k: v for k, v in pruned.items() if v})
+    most = float(carried.max(initial=0.0))
+    return replace(study, problem=problem, pruned={k: v for k, v in pruned.items() if v}, capacity_per_s=most)
 
 
 def memory_pairs(request: ServeRequest, model: ModelSpec, catalog: Catalog) -> tuple[Pairs, Space]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from planner.clock import today
 from planner.estimator.memory.rules import memory_rules
+from planner.estimator.operating_point import MAX_REPLICAS
 from planner.estimator.time.surfaces import surface_of
 from planner.hardware.owned import owned_notes
 from planner.hardware.records import Catalog
@@ -20,7 +21,7 @@ from planner.solver.explain import BOUNDS, Binding
 from planner.solver.problem import TIE_PERCENT, LimitName
 from planner.solver.ranking import Ranking
 from planner.solver.search import Answer
-from planner.solver.study import MAX_THROUGHPUT_REPLICAS, Study
+from planner.solver.study import MAX_THROUGHPUT_REPLICAS, OVERLOADED, Study
 from planner.units import GIB, format_against, format_duration
 
 if TYPE_CHECKING:
@@ -232,7 +233,14 @@ def core(study: Study, names: Sequence[LimitName]) -> tuple[str, ...]:
 
 
 def nothing_at_all(study: Study) -> tuple[str, ...]:
-    """Why there is no configuration whatever the limits: the reasons candidates were left out, most frequent first."""
+    """Why there is no configuration whatever the limits: the load, where legal ones fail at it; else the reasons candidates were left
+    out, most frequent first."""
+    overloaded = study.pruned.get(OVERLOADED, 0)
+    if overloaded:
+        most = f", the best of them {study.capacity_per_s:.3g} requests/s" if study.capacity_per_s else ""
+        return (
+            f"{describe_load(study.request)} is more than any of {overloaded} configurations carries, each with up to {MAX_REPLICAS} replicas{most}",
+        )
     reasons = sorted(study.pruned.items(), key=lambda kv: -kv[1])
     return tuple(f"{reason} ({count}x)" for reason, count in reasons[:5]) or ("no machine matches the request",)
 

@@ -173,3 +173,17 @@ def test_training_ranges_stay_below_the_peak() -> None:
     plan = planner.solve(TrainRequest("8b", job=job, hardware=HardwareFilter(owned="8xh100-sxm")))
     assert plan.predicted["mfu"].high <= max(0.9, plan.predicted["mfu"].value) + 1e-6
     assert plan.predicted["step_time_s"].low <= plan.predicted["step_time_s"].value
+
+
+def test_a_load_nobody_carries_is_named_as_the_reason() -> None:
+    plan = planner.solve(ServeRequest("8b", workload=Workload(rate_per_s=1e6), hardware=HardwareFilter(gpus=("l40s",))))
+    assert plan.infeasible is not None
+    (reason,) = plan.infeasible.core
+    assert "1e+06 requests/s" in reason
+    assert "512 replicas" in reason
+
+
+def test_a_configuration_that_is_too_slow_says_what_it_carries() -> None:
+    request = ServeRequest("8b", workload=Workload(rate_per_s=500.0), hardware=HardwareFilter(owned="1xl40s"))
+    with pytest.raises(NoPlanError, match=r"cannot carry 500 requests/s: its capacity is \d"):
+        planner.estimate(request)
