@@ -160,6 +160,15 @@ class Offer:
     quota: int | None = None
 
     @property
+    def host_ram_gib(self) -> float | None:
+        """Host memory that a plan may count on, GiB: what is stated; for a rented machine of which nobody states it, as much as its GPUs
+        have; None for an owned one, whose owner knows."""
+        i = self.instance
+        if i.ram_gib is not None or self.price.tier == "owned":
+            return i.ram_gib
+        return i.gpu_count * i.gpu.memory_gb
+
+    @property
     def usd_per_gpu_hour(self) -> float:
         """USD per GPU and hour."""
         return self.price.usd_per_hour / self.instance.gpu_count

@@ -66,7 +66,7 @@ def _block_rows(block: Block, o: int, offer: Offer, number: int) -> tuple[Rows, 
     n = len(block)
     duration = np.ceil(block.run_s * 1e6).astype(np.int64)
     ones = np.ones(n, dtype=np.int64)
-    ram = offer.instance.ram_gib
+    ram = offer.host_ram_gib
     host = np.zeros(n) if ram is None else (block.memory.host_ram_bytes - ram * GIB) / 1024
     rows = Rows(
         hardware=o * ones,

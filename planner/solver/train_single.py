@@ -68,7 +68,7 @@ def memory_training(request: TrainRequest, model: ModelSpec, catalog: Catalog) -
     names = ("weights", "gradients", "optimizer", "activations", "logits", "buffers", "runtime")
     parts = tuple((name, round(float(getattr(m, f"{name}_bytes")[i]) / GIB, 3)) for name in names)
     peak, usable = float(m.peak_bytes[i]), float(m.usable_bytes[i])
-    ram = study.offers[int(study.problem.rows.hardware[row])].instance.ram_gib
+    ram = study.offers[int(study.problem.rows.hardware[row])].host_ram_gib
     host = float(m.host_ram_bytes[i]) / GIB
     notes = [
         f"The worst moment is {MOMENTS[int(m.worst_moment[i])]}; between steps {float(m.steady_bytes[i]) / GIB:.2f} GiB stay."

@@ -113,7 +113,7 @@ def missing_kib(block: Block) -> IntArray:
 
 def missing_host_kib(hw: HardwareClass, block: Block) -> IntArray:
     """Host memory that each row lacks on the class's best-equipped machine, in KiB; 0 where nobody states the RAM."""
-    rams = [o.instance.ram_gib for o in hw.offers]
+    rams = [o.host_ram_gib for o in hw.offers]
     if any(r is None for r in rams):
         return np.zeros(len(block), dtype=np.int64)
     most = max(float(r) for r in rams if r is not None) * GIB

@@ -71,8 +71,17 @@ def assumptions(study: TrainStudy, row: int | None, catalog: Catalog) -> tuple[s
     )
     if request.goal == "fastest":
         lines.append(f"Runs within {TIE_PERCENT:g}% are ties, broken by cost.")
-    if row is not None and study.offers[int(study.problem.rows.hardware[row])].instance.ram_gib is None:
-        lines.append("Nobody states the host memory of this machine: check it, offloading and loading need it.")
+    if row is not None:
+        offer = study.offers[int(study.problem.rows.hardware[row])]
+        if offer.instance.ram_gib is None:
+            taken = (
+                f"taken as {offer.host_ram_gib:.0f} GiB, what its GPUs have"
+                if offer.host_ram_gib
+                else "not limited here"
+            )
+            lines.append(
+                f"Nobody states the host memory of this machine: {taken}. Check it, offloading and loading need it."
+            )
     lines.extend(study.model.assumptions)
     return tuple(lines)
 
@@ -132,7 +141,7 @@ def _amount(study: TrainStudy, ranking: Ranking, name: LimitName, row: int) -> s
             f"{block.memory.peak_bytes[i] / GIB:.1f} GiB against {block.memory.usable_bytes[i] / GIB:.1f} GiB per GPU"
         )
     if name == "host_ram":
-        ram = study.offers[int(study.problem.rows.hardware[row])].instance.ram_gib
+        ram = study.offers[int(study.problem.rows.hardware[row])].host_ram_gib
         return f"{block.memory.host_ram_bytes[i] / GIB:.0f} GiB against {ram or 0:.0f} GiB per machine"
     if name == "step_time":
         return (
@@ -230,7 +239,7 @@ def relaxation(study: TrainStudy, name: LimitName, row: int, answer: Answer) -> 
         usable, need = float(block.memory.usable_bytes[i]) / GIB, float(block.memory.peak_bytes[i]) / GIB
         return Relaxation(FLAGS[name], round(usable, 1), round(need + 0.05, 1), "GiB per GPU")
     if name == "host_ram":
-        ram = study.offers[int(study.problem.rows.hardware[row])].instance.ram_gib
+        ram = study.offers[int(study.problem.rows.hardware[row])].host_ram_gib
         return Relaxation(
             FLAGS[name],
             round(ram or 0.0, 1),
