@@ -16,7 +16,7 @@ from typing import Any
 from planner.errors import EngineFailedError, InputError
 from planner.plan import Plan
 from planner.validate.engine_load import Load, Tell
-from planner.validate.engine_logs import failure, rehearsal_environment
+from planner.validate.engine_logs import death_of, failure, rehearsal_environment
 from planner.validate.engine_process import Group, is_open, undisturbed
 from planner.validate.engine_verdict import Row, Verdict
 
@@ -208,8 +208,17 @@ def script(launch: Launch, name: str) -> list[str]:
 
 
 def too_late(group: Group, engine: str, what: str, timeout_s: float) -> EngineFailedError:
-    """The error for a run that took longer than --timeout."""
-    return failure(f"{what} within {timeout_s:g} s", engine, group.text(), "Or raise --timeout.")
+    """The error for a run that took longer than --timeout. DeepSpeed builds its operators at the start, and waits for a lock without end."""
+    late, text = f"{what} within {timeout_s:g} s", group.text()
+    locks, known = group.stale_locks() if "deepspeed" in engine else (), death_of(text)
+    if not locks or known.meaning:
+        return failure(late, engine, text, "Or raise --timeout.")
+    names = ", ".join(str(path) for path in locks)
+    error = EngineFailedError(
+        late, f"a build that was interrupted earlier left a lock, and DeepSpeed waits for it: {names}", "Remove it and try again."
+    )  # fmt: skip
+    error.last_lines = known.last_lines
+    return error
 
 
 __all__ = [
