@@ -9,9 +9,11 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -203,6 +205,17 @@ def undisturbed() -> Iterator[None]:
     """A second Ctrl-C does not break the clearing up."""
     with _handled(("SIGINT", "SIGTERM", "SIGHUP"), signal.SIG_IGN):
         yield
+
+
+@contextmanager
+def workplace(prefix: str = "planner-") -> Iterator[Path]:
+    """A temporary folder that is gone afterwards, whatever happens."""
+    folder = Path(tempfile.mkdtemp(prefix=prefix))
+    try:
+        yield folder
+    finally:
+        with undisturbed():
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ from planner.errors import EngineFailedError, InputError
 from planner.plan import Plan
 from planner.validate.engine_load import Load, Tell
 from planner.validate.engine_logs import death_of, failure, rehearsal_environment
-from planner.validate.engine_process import Group, is_open, undisturbed
+from planner.validate.engine_process import Group, is_open, undisturbed, workplace
 from planner.validate.engine_verdict import Row, Verdict
 
 MIB_PER_GIB = 1024
@@ -170,17 +169,6 @@ def _same(planned: str, name: str) -> bool:
     return all(
         w in letters for w in planned.lower().split("-") if w not in ("sxm", "sxm2", "pcie", "nvl", "ws", "server")
     )
-
-
-@contextmanager
-def workplace() -> Iterator[Path]:
-    """A temporary folder that is gone afterwards, whatever happens."""
-    folder = Path(tempfile.mkdtemp(prefix="planner-"))
-    try:
-        yield folder
-    finally:
-        with undisturbed():
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager

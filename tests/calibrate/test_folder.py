@@ -2,6 +2,11 @@
 
 import json
 import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -269,6 +274,36 @@ def test_an_interrupt_stops_the_workers_and_writes_nothing(tmp_path, monkeypatch
     with pytest.raises(KeyboardInterrupt):
         measuring.measure(machine(), 1.0, lambda *_: None)
     assert [process.poll() is not None for process in started] == [True, True]
+
+
+def workers(place):
+    """Pids of workers whose settings lie there."""
+    found = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True).stdout.splitlines()
+    return [int(line.split()[0]) for line in found if f"calibrate.worker {place}" in line]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are found through ps")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_it_with_130_and_nothing_left(number, tmp_path):
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    place = tmp_path / "tmp"
+    place.mkdir()
+    words = ["calibrate", "--out", str(tmp_path / "here"), "--device", "cpu", "--processes", "1", "--seconds", "300"]
+    env = os.environ | {"TMPDIR": str(place), "PYTHONPATH": str(Path(__file__).parents[2])}
+    process = subprocess.Popen([sys.executable, "-m", "planner", *words], stderr=subprocess.PIPE, text=True, env=env)
+    until = time.monotonic() + 60
+    while not workers(place) and time.monotonic() < until:
+        time.sleep(0.1)
+    time.sleep(0.5)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    left = workers(place)
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert (process.returncode, left, list(place.iterdir())) == (130, [], []), err
+    assert "interrupted" in err
+    assert not (tmp_path / "here").exists()
 
 
 def test_workers_that_hang_are_stopped(monkeypatch):
