@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import reprlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -11,6 +12,23 @@ from planner.errors import PlanFileError
 MAY_BE_NEGATIVE = ("headroom_gib",)
 MOST = {"count": 100_000, "gpus": 1_000_000, "gpus_per_instance": 10_000}
 LARGEST = 1e18
+WIDEST = 120
+_BRIEF = reprlib.Repr()
+_BRIEF.maxlevel = 2  # YAML aliases nest without end
+_BRIEF.maxstring = _BRIEF.maxother = WIDEST
+
+
+def short(value: Any) -> str:
+    """A value as an error message shows it: at most WIDEST characters, whatever it holds."""
+    if isinstance(value, int) and abs(value) > LARGEST:
+        return f"a whole number of {value.bit_length()} bits"  # Python refuses to write the longest
+    text = repr(value[:WIDEST]) if isinstance(value, str) else _BRIEF.repr(value)
+    return cut(text)
+
+
+def cut(text: str) -> str:
+    """Text of at most WIDEST characters."""
+    return text if len(text) <= WIDEST else text[: WIDEST - 3] + "..."
 
 
 def numbers(tree: Any, path: str = "") -> Iterator[tuple[str, float]]:
