@@ -213,6 +213,23 @@ def test_another_folder_is_not_touched(tmp_path):
         files.check_target(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["file/x", "file/x/y", "file"])
+def test_a_place_that_cannot_be_written_is_said_before_measuring(name, tmp_path, monkeypatch, capsys):
+    pytest.importorskip("transformers")
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(measuring, "find_machine", lambda *_: pytest.fail("it began to measure"))
+    assert run(["calibrate", "--out", str(tmp_path / name)]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc")
+def test_proc_takes_no_folder(tmp_path):
+    with pytest.raises(InvalidValueError, match="cannot write '/proc/x'"):
+        files.check_target(Path("/proc/x"))
+    files.check_target(tmp_path / "a/b")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_disk_that_is_full_leaves_nothing(tmp_path, monkeypatch):
     def full(*_, **__):
         raise OSError(28, "No space left on device")
