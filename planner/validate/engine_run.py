@@ -199,12 +199,12 @@ def too_late(group: Group, engine: str, what: str, timeout_s: float) -> EngineFa
     """The error for a run that took longer than --timeout. DeepSpeed builds its operators at the start, and waits for a lock without end."""
     late, text = f"{what} within {timeout_s:g} s", group.text()
     locks, known = group.stale_locks() if "deepspeed" in engine else (), death_of(text)
-    if not locks or known.meaning:
+    if not locks:
         return failure(late, engine, text, "Or raise --timeout.")
-    names = ", ".join(str(path) for path in locks)
-    error = EngineFailedError(
-        late, f"a build that was interrupted earlier left a lock, and DeepSpeed waits for it: {names}", "Remove it and try again."
-    )  # fmt: skip
+    why = f"a build that was interrupted earlier left a lock, and DeepSpeed waits for it: {', '.join(map(str, locks))}"
+    if known.meaning:
+        why += f"; its log also says: {known.meaning}"
+    error = EngineFailedError(late, why, "Remove the lock and try again.")
     error.last_lines = known.last_lines
     return error
 

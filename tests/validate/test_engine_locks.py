@@ -55,7 +55,7 @@ def test_a_stale_lock_is_the_named_cause_and_stays(lock, tmp_path, capsys):
     assert validate(tmp_path, f"while [ -e {lock} ]; do sleep 0.1; done\n") == 2
     err = capsys.readouterr().err
     assert f"left a lock, and DeepSpeed waits for it: {lock}" in err
-    assert "Remove it" in err
+    assert "Remove the lock" in err
     assert lock.exists()
 
 
