@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from planner.errors import PlanFileError
-from planner.plan_check import check_numbers
+from planner.plan_check import check_numbers, check_size, cut, short
 
 SCHEMA_VERSION = 1
 Status = Literal["optimal", "feasible", "infeasible"]
@@ -293,10 +293,11 @@ def plan_from_dict(tree: Any) -> Plan:
         )
     if tree["schema_version"] != SCHEMA_VERSION:
         raise PlanFileError(
-            f"plan schema_version {tree['schema_version']!r} is not {SCHEMA_VERSION}",
+            f"plan schema_version {short(tree['schema_version'])} is not {SCHEMA_VERSION}",
             "another version of planner wrote it",
             "Solve again with this one.",
         )
+    check_size(tree)
     back = {v: k for k, v in _RENAMED.items()}
     tree = dict(tree)
     try:
@@ -305,10 +306,10 @@ def plan_from_dict(tree: Any) -> Plan:
             tree["infeasible"] = {**tree["infeasible"], "relaxations": relaxations}
         plan = TypeAdapter(Plan).validate_python(tree, strict=False)
     except (ValidationError, AttributeError, TypeError) as error:
-        why = str(error)
+        why = cut(str(error)) if not isinstance(error, ValidationError) else ""
         if isinstance(error, ValidationError):
             first = error.errors()[0]
-            why = f"{'.'.join(str(p) for p in first['loc'])}: {first['msg']}"
+            why = f"{cut('.'.join(str(p) for p in first['loc']))}: {cut(first['msg'])}"
         raise PlanFileError("the plan cannot be read", why, "Solve again, or mend that field.") from None
     check_numbers(plan_to_dict(plan))
     return plan

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import reprlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -11,6 +12,46 @@ from planner.errors import PlanFileError
 MAY_BE_NEGATIVE = ("headroom_gib",)
 MOST = {"count": 100_000, "gpus": 1_000_000, "gpus_per_instance": 10_000}
 LARGEST = 1e18
+WIDEST = 120
+MOST_VALUES = 1_000_000
+_BRIEF = reprlib.Repr()
+_BRIEF.maxlevel = 2  # YAML aliases nest without end
+_BRIEF.maxstring = _BRIEF.maxother = WIDEST
+
+
+def short(value: Any) -> str:
+    """A value as an error message shows it: at most WIDEST characters, whatever it holds."""
+    if isinstance(value, int) and abs(value) > LARGEST:
+        return f"a whole number of {value.bit_length()} bits"  # Python refuses to write the longest
+    text = repr(value[:WIDEST]) if isinstance(value, str) else _BRIEF.repr(value)
+    return cut(text)
+
+
+def cut(text: str) -> str:
+    """Text of at most WIDEST characters."""
+    return text if len(text) <= WIDEST else text[: WIDEST - 3] + "..."
+
+
+def check_size(tree: Any) -> None:
+    """Raises PlanFileError for a tree of more than MOST_VALUES, or without end: YAML aliases make one of a few lines."""
+    try:
+        most = values_of(tree, {})
+    except RecursionError:
+        most = math.inf
+    if most > MOST_VALUES:
+        raise PlanFileError(
+            "this is larger than any plan", f"over {MOST_VALUES:,} values, counted with its YAML aliases",
+            "Give a plan.yaml that `planner solve --out DIR` wrote.",
+        )  # fmt: skip
+
+
+def values_of(tree: Any, known: dict[int, float]) -> float:
+    """Values of a tree written out, each shared part counted once and added as often as it is used; infinite where it holds itself."""
+    parts = tree.values() if isinstance(tree, Mapping) else tree if isinstance(tree, list | tuple) else ()
+    if id(tree) not in known:
+        known[id(tree)] = math.inf if parts else 1  # while its parts are counted
+        known[id(tree)] = 1 + sum(values_of(part, known) for part in parts)
+    return known[id(tree)]
 
 
 def numbers(tree: Any, path: str = "") -> Iterator[tuple[str, float]]:
@@ -34,7 +75,7 @@ def check_numbers(tree: Mapping[str, Any]) -> None:
         most = MOST.get(name, LARGEST)
         if not math.isfinite(value) or value > most or (value < 0 and name not in MAY_BE_NEGATIVE):
             raise PlanFileError(
-                f"{path} of the plan is {value:g}",
+                f"{cut(path)} of the plan is {value:g}",
                 f"it must be a number from 0 to {most:g}" if name not in MAY_BE_NEGATIVE else "it must be finite",
                 "Solve again, or mend that field.",
             )
@@ -43,7 +84,7 @@ def check_numbers(tree: Mapping[str, Any]) -> None:
         slack = 1e-6 * max(abs(value), 1e-6)
         if not low - slack <= value <= high + slack:
             raise PlanFileError(
-                f"predicted.{name} of the plan is {value:g}, outside its own range {low:g} .. {high:g}",
+                f"predicted.{cut(name)} of the plan is {value:g}, outside its own range {low:g} .. {high:g}",
                 "",
                 "Solve again, or mend that field.",
             )

@@ -14,7 +14,7 @@ import typer
 from planner.cli import options as opt
 from planner.cli.options import Given, Group
 from planner.cli.validate_engine import ENGINE, engine_level
-from planner.cli.writing import write_plan
+from planner.cli.writing import check_writable, write_plan
 from planner.errors import InvalidValueError, PlanFileError, UnknownNameError
 
 PATIENCE_S = 2.0
@@ -76,6 +76,8 @@ def _dry(o: Given) -> int:
     from planner.validate.dry import dry_run
 
     plan = load_plan(o["plan_file"])
+    if o["out"] is not None:
+        check_writable(Path(o["out"]))
     with _patience(f"planner: counting {plan.model.name} on fake tensors; a large model takes up to a minute"):
         try:
             found = dry_run(plan)
@@ -94,6 +96,8 @@ def _device(o: Given) -> int:
     from planner.validate.device import device_run
 
     plan = load_plan(o["plan_file"])
+    if o["out"] is not None:
+        check_writable(Path(o["out"]))
     with progress() as tell:
         found = device_run(
             plan, Path(o["profile"]) if o["profile"] else None, lambda stage, share: tell(stage, 100 * share, 100.0)

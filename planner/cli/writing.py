@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
+from errno import EISDIR
 from pathlib import Path
 
 from planner.errors import InvalidValueError
@@ -33,6 +34,8 @@ def write_plan(plan: Plan, out: Path, flag: str = "--out") -> None:
 def check_writable(out: Path) -> None:
     """InvalidValueError now, rather than after an hour of measuring, when the plan cannot be written there."""
     try:
+        if out.is_dir():
+            raise IsADirectoryError(EISDIR, os.strerror(EISDIR))
         with tempfile.NamedTemporaryFile(dir=out.parent, prefix=f".{out.name}."):
             pass
     except OSError as error:

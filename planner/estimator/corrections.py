@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import exp, isfinite, log, sqrt
+from math import exp, log, sqrt
 from statistics import fmean
 from typing import Any
 
@@ -30,6 +30,7 @@ from planner.estimator.time.training import TrainTime
 from planner.estimator.uncertainty import calibration_spread
 from planner.hardware.records import Catalog, Correction, Gpu
 from planner.plan import Deployment, Plan
+from planner.plan_check import LARGEST, short
 from planner.space.train_rows import TrainRows
 
 Z80 = 1.2816
@@ -59,7 +60,7 @@ def shrunk(ratios_ln: Sequence[float], within_ln: float, between_ln: float, wort
 
 
 def records_of(plan: Plan, file: str) -> list[Record]:
-    """What a validated plan says of its class. Raises InvalidValueError when it holds no measured time or memory.
+    """What a validated plan says of its class. Raises InvalidValueError when it holds no measured time or memory, or a value none can have.
 
     A prediction that was itself corrected (provenance.calibration) is taken back to what it was before.
     """
@@ -72,8 +73,13 @@ def records_of(plan: Plan, file: str) -> list[Record]:
     for metric in (*TIMES[plan.task], MEMORY):
         measured = validation["measured"].get(metric)
         predicted = _predicted(plan, metric)
-        if predicted is None or not _positive(measured):
+        if predicted is None or measured is None:
             continue
+        if not _positive(measured):
+            raise InvalidValueError(
+                f"{file}: validation.measured.{metric} is {short(measured)}", f"it must be a number above 0 and up to {LARGEST:g}",
+                "Validate again, or mend that field.",
+            )  # fmt: skip
         before = predicted / _applied(plan, gpu, dep.engine, metric)
         found.append(Record(gpu, dep.engine, metric, log(float(measured) / before), file))
     if not found:
@@ -86,7 +92,7 @@ def records_of(plan: Plan, file: str) -> list[Record]:
 
 
 def _positive(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value) and value > 0
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= LARGEST  # False for nan too
 
 
 def _predicted(plan: Plan, metric: str) -> float | None:

@@ -10,8 +10,9 @@ from planner.plan import Plan
 from planner.validate.engine_load import Tell
 from planner.validate.engine_process import ending_on_signals
 from planner.validate.engine_run import EngineRun, Launch, Options, on_cpu
-from planner.validate.engine_serve import load_url, serve_and_measure
+from planner.validate.engine_serve import serve_and_measure
 from planner.validate.engine_training import train_and_measure
+from planner.validate.engine_url import load_url
 
 
 def engine_run(plan: Plan, launch: Launch, options: Options, tell: Tell) -> EngineRun:

@@ -9,9 +9,11 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,6 +24,7 @@ from typing import Any
 
 from planner.errors import EngineFailedError, InputError
 from planner.units import GIB, KIB
+from planner.validate.engine_locks import build_locks, extensions_root, ownerless, remove_left
 
 MARK = "PLANNER_RUN"
 PROC = Path("/proc")
@@ -35,6 +38,9 @@ class Group:
 
     def __init__(self, words: Sequence[str], env: Mapping[str, str], folder: Path, log: Path) -> None:
         self.mark, self.log, self.began = f"planner-{secrets.token_hex(8)}", log, time.time()
+        self.builds = extensions_root(env)
+        self.locks = build_locks(self.builds)
+        self.stale = ownerless(self.locks)
         try:
             with log.open("ab") as file:
                 self.process = subprocess.Popen(
@@ -59,12 +65,17 @@ class Group:
         """Highest resident set so far of the fullest process (VmHWM of Linux); 0 where that cannot be read."""
         return max((_peak_bytes(pid) for pid, _ in self.alive()), default=0) / GIB
 
+    def stale_locks(self) -> tuple[Path, ...]:
+        """Locks of torch's builds that nobody held when this run began, and that are still there."""
+        now = build_locks(self.builds)
+        return ownerless(path for path in self.stale if now.get(path) == self.locks[path])
+
     def alive(self) -> list[Process]:
         """Every process of this run that is still there."""
         return _members(self.process.pid, self.mark)
 
     def stop(self, grace_s: float = GRACE_S, first_interrupt: bool = False) -> None:
-        """SIGTERM to all, SIGKILL to what is left after grace_s, then the shared memory that only they had.
+        """SIGTERM to all, SIGKILL to what is left after grace_s; then the shared memory that only they had and locks of their builds go.
 
         first_interrupt: SIGINT to the script alone comes first, for launchers that then end ranks on other machines.
         """
@@ -93,6 +104,7 @@ class Group:
         for path in held:
             with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True)
+        remove_left(self.builds, self.locks, self.began)
 
 
 def read_log(path: Path) -> str:
@@ -193,6 +205,17 @@ def undisturbed() -> Iterator[None]:
     """A second Ctrl-C does not break the clearing up."""
     with _handled(("SIGINT", "SIGTERM", "SIGHUP"), signal.SIG_IGN):
         yield
+
+
+@contextmanager
+def workplace(prefix: str = "planner-") -> Iterator[Path]:
+    """A temporary folder that is gone afterwards, whatever happens."""
+    folder = Path(tempfile.mkdtemp(prefix=prefix))
+    try:
+        yield folder
+    finally:
+        with undisturbed():
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,8 +15,8 @@ from typing import Any
 from planner.errors import EngineFailedError, InputError
 from planner.plan import Plan
 from planner.validate.engine_load import Load, Tell
-from planner.validate.engine_logs import failure, rehearsal_environment
-from planner.validate.engine_process import Group, is_open, undisturbed
+from planner.validate.engine_logs import death_of, failure, rehearsal_environment
+from planner.validate.engine_process import Group, is_open, undisturbed, workplace
 from planner.validate.engine_verdict import Row, Verdict
 
 MIB_PER_GIB = 1024
@@ -173,17 +172,6 @@ def _same(planned: str, name: str) -> bool:
 
 
 @contextmanager
-def workplace() -> Iterator[Path]:
-    """A temporary folder that is gone afterwards, whatever happens."""
-    folder = Path(tempfile.mkdtemp(prefix="planner-"))
-    try:
-        yield folder
-    finally:
-        with undisturbed():
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextmanager
 def running(
     words: list[str], env: Mapping[str, str], folder: Path, work: Path, ports: tuple[int, ...]
 ) -> Iterator[Group]:
@@ -208,8 +196,17 @@ def script(launch: Launch, name: str) -> list[str]:
 
 
 def too_late(group: Group, engine: str, what: str, timeout_s: float) -> EngineFailedError:
-    """The error for a run that took longer than --timeout."""
-    return failure(f"{what} within {timeout_s:g} s", engine, group.text(), "Or raise --timeout.")
+    """The error for a run that took longer than --timeout. DeepSpeed builds its operators at the start, and waits for a lock without end."""
+    late, text = f"{what} within {timeout_s:g} s", group.text()
+    locks, known = group.stale_locks() if "deepspeed" in engine else (), death_of(text)
+    if not locks:
+        return failure(late, engine, text, "Or raise --timeout.")
+    why = f"a build that was interrupted earlier left a lock, and DeepSpeed waits for it: {', '.join(map(str, locks))}"
+    if known.meaning:
+        why += f"; its log also says: {known.meaning}"
+    error = EngineFailedError(late, why, "Remove the lock and try again.")
+    error.last_lines = known.last_lines
+    return error
 
 
 __all__ = [

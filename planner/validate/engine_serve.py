@@ -46,6 +46,7 @@ class Watch:
     gone: Callable[[], str | None] | None = None
     asked: float = 0.0
     install: str = ""
+    stage: str = "starting the engine"
 
     def check(self, what: str) -> None:
         """Raises when the engine died or time is up. what: '... did not happen'."""
@@ -90,7 +91,7 @@ async def healthy(server: Server, path: str, watch: Watch, tell: Tell) -> float:
             return time.monotonic() - began
         except (HttpError, OSError, ValueError, EOFError, TimeoutError):
             watch.check(f"{server.url}{path} did not answer")
-        tell("starting the engine", time.monotonic() - began, None)
+        tell(watch.stage, time.monotonic() - began, None)
         await asyncio.sleep(POLL_S)
 
 
@@ -221,16 +222,3 @@ def _compare(
     verdicts = serving_verdicts(plan, found, measured, answered)
     counts = {"requests": answered, "requests_failed": failed}
     return EngineRun(serving_rows(plan, measured), verdicts, measured, (*notes, *sent), counts, comparable)
-
-
-def load_url(plan: Plan, launch: Launch, options: Options, tell: Tell) -> EngineRun:
-    """Load a server that runs already; nothing is started, nothing stopped."""
-    from planner.validate.engine_http import server_of
-
-    server = server_of(options.url or "", options.env.get("API_KEY"))
-    watch = Watch(
-        plan.deployment.engine if plan.deployment else "", time.monotonic() + options.timeout_s, options.timeout_s
-    )
-    notes = [f"The server at {server.url} was running already: that it is the planned one is taken on trust."]
-    about = (check_gpus(plan, options)[0], notes)
-    return loaded([server], plan, launch, options, watch, tell, lambda: "", about)

@@ -145,7 +145,7 @@ def test_estimate_takes_it_too(own, model, tmp_path, capsys):
     assert found["predicted"]["step_time_s"]["value"] > 1.3 * plan.predicted["step_time_s"].value
 
 
-@pytest.mark.parametrize("measured", [None, {}, {"step_time_s": 0}, {"step_time_s": "fast"}, {"weights (GiB)": 3.0}])
+@pytest.mark.parametrize("measured", [None, {}, {"step_time_s": None}, {"weights (GiB)": 3.0}, {"ttft_ms": -1}])
 def test_a_record_without_measured_times_is_bad_input(own, model, tmp_path, measured, capsys):
     _file, plan = validated(train(own, model), tmp_path / "a", {}, capsys)
     tree = None if measured is None else {"level": "dry", "measured": measured, "error_percent": {}}
@@ -153,6 +153,29 @@ def test_a_record_without_measured_times_is_bad_input(own, model, tmp_path, meas
         records_of(replace(plan, validation=tree), "x")
     if measured is None:
         assert run(train(own, model, "--calibration", str(tmp_path / "a/plan.yaml"))) == 2
+
+
+@pytest.mark.parametrize(
+    "value", [-1, 0, float("nan"), float("inf"), 1e300, 10**400, "fast", "x" * 1000, True, [1.0], {"a": 1}]
+)
+@pytest.mark.parametrize("metric", ["step_time_s", "peak_memory_gib"])
+def test_a_measured_value_that_none_can_have_is_named(own, model, tmp_path, metric, value, capsys):
+    _file, plan = validated(train(own, model), tmp_path / "a", {}, capsys)
+    good = {"step_time_s": 1.0, "peak_memory_gib": 1.0}
+    tree = {"level": "engine", "measured": good | {metric: value}, "error_percent": {}}
+    with pytest.raises(InvalidValueError) as caught:
+        records_of(replace(plan, validation=tree), "x.yaml")
+    assert f"x.yaml: validation.measured.{metric} is " in str(caught.value)
+    assert len(str(caught.value)) < 320
+
+
+def test_a_bad_measured_value_ends_the_command_with_2(own, model, tmp_path, capsys):
+    file, plan = validated(train(own, model), tmp_path / "a", {"step_time_s": 1.5}, capsys)
+    file.write_text(plan_to_yaml(replace(plan, validation={"level": "engine", "measured": {"step_time_s": -2.0}})))
+    assert run(train(own, model, "--calibration", str(file))) == 2
+    err = capsys.readouterr().err
+    assert "validation.measured.step_time_s is -2.0" in err
+    assert len(err.splitlines()) == 1
 
 
 def test_slower_by_f_under_a_rate_is_as_busy_as_f_times_the_rate():

@@ -2,6 +2,11 @@
 
 import json
 import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -208,6 +213,23 @@ def test_another_folder_is_not_touched(tmp_path):
         files.check_target(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["file/x", "file/x/y", "file"])
+def test_a_place_that_cannot_be_written_is_said_before_measuring(name, tmp_path, monkeypatch, capsys):
+    pytest.importorskip("transformers")
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(measuring, "find_machine", lambda *_: pytest.fail("it began to measure"))
+    assert run(["calibrate", "--out", str(tmp_path / name)]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc")
+def test_proc_takes_no_folder(tmp_path):
+    with pytest.raises(InvalidValueError, match="cannot write '/proc/x'"):
+        files.check_target(Path("/proc/x"))
+    files.check_target(tmp_path / "a/b")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_disk_that_is_full_leaves_nothing(tmp_path, monkeypatch):
     def full(*_, **__):
         raise OSError(28, "No space left on device")
@@ -269,6 +291,36 @@ def test_an_interrupt_stops_the_workers_and_writes_nothing(tmp_path, monkeypatch
     with pytest.raises(KeyboardInterrupt):
         measuring.measure(machine(), 1.0, lambda *_: None)
     assert [process.poll() is not None for process in started] == [True, True]
+
+
+def workers(place):
+    """Pids of workers whose settings lie there."""
+    found = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True).stdout.splitlines()
+    return [int(line.split()[0]) for line in found if f"calibrate.worker {place}" in line]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are found through ps")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_it_with_130_and_nothing_left(number, tmp_path):
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    place = tmp_path / "tmp"
+    place.mkdir()
+    words = ["calibrate", "--out", str(tmp_path / "here"), "--device", "cpu", "--processes", "1", "--seconds", "300"]
+    env = os.environ | {"TMPDIR": str(place), "PYTHONPATH": str(Path(__file__).parents[2])}
+    process = subprocess.Popen([sys.executable, "-m", "planner", *words], stderr=subprocess.PIPE, text=True, env=env)
+    until = time.monotonic() + 60
+    while not workers(place) and time.monotonic() < until:
+        time.sleep(0.1)
+    time.sleep(0.5)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    left = workers(place)
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert (process.returncode, left, list(place.iterdir())) == (130, [], []), err
+    assert "interrupted" in err
+    assert not (tmp_path / "here").exists()
 
 
 def test_workers_that_hang_are_stopped(monkeypatch):

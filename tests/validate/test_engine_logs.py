@@ -70,6 +70,11 @@ DEATHS = [
     ("serve.sh: line 40: exec: vllm: not found", "the program vllm is not installed"),
     ("OSError: [Errno 28] No space left on device", "the disk is full"),
     ("vllm: error: unrecognized arguments: --prefill-context-parallel-size 2", "its version differs"),
+    ("'[Errno -2] Name or service not known' thrown while requesting HEAD https://huggingface.co/x/y/resolve/main/config.json", "the hub cannot be reached"),
+    ("'[Errno -2] Name or service not known' thrown while requesting HEAD https://huggingface.co/x\ntorch.OutOfMemoryError: CUDA out of memory.", "the GPU ran out of memory"),
+    ("httpx.ConnectError: [Errno -2] Name or service not known", "the hub cannot be reached"),
+    ("socket.gaierror: [Errno -2] Name or service not known", "a host name that it needs"),
+    ("The IPv4 network addresses of (gpu-7, 29500) cannot be retrieved (gai error: -2 - Name or service not known).", "a host name that it needs"),
     ("torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp, unhandled system error\nncclSystemError", "through NCCL"),
 ]  # fmt: skip
 

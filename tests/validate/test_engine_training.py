@@ -99,6 +99,16 @@ def test_a_run_that_ends_early_is_measured_over_what_it_did(capsys, tmp_path):
     assert "Median of 2 steps; the first 2 are not counted." in capsys.readouterr().out
 
 
+def test_a_hub_that_is_not_resolved_is_the_cause_of_a_timeout(capsys, tmp_path):
+    said = "[Errno -2] Name or service not known thrown while requesting HEAD https://huggingface.co/x/resolve/main/config.json|Retrying in 8s."
+    code, _ = validate(tmp_path, 0, said + "'; sleep 60 #'", 0, "--timeout", "2s")
+    assert code == 2
+    assert (
+        "within 2 s: the hub cannot be reached, its name is not resolved here. Check the network"
+        in capsys.readouterr().err
+    )
+
+
 def test_too_slow(capsys, tmp_path):
     code, _ = validate(tmp_path, 10_000, "", 0, "--steps", "9000", "--timeout", "700ms")
     assert code == 2

@@ -133,11 +133,15 @@ _COLUMNS = "kernel,dtype,row axes...,then roofline time / measured time along th
 
 
 def check_target(out: Path) -> None:
-    """Refuse a folder that holds anything else, before minutes are spent on measuring."""
-    if out.exists() and not out.is_dir():
-        raise InvalidValueError(f"{str(out)!r} is not a folder", "", "Choose another --out.")
-    if not out.exists() or not any(out.iterdir()):
-        return
+    """Refuse a folder that holds anything else or cannot be written, before minutes are spent on measuring."""
+    try:
+        if out.exists() and not out.is_dir():
+            raise InvalidValueError(f"{str(out)!r} is not a folder", "", "Choose another --out.")
+        _try_writing(out)
+        if not out.exists() or not any(out.iterdir()):
+            return
+    except OSError as error:
+        raise _cannot_write(out, error) from None
     try:
         ours = HEADER in (out / "gpus.yaml").read_text("utf-8", errors="replace")[:200]
     except OSError:
@@ -146,6 +150,16 @@ def check_target(out: Path) -> None:
         raise InvalidValueError(
             f"{str(out)!r} is not empty", "it was not written by planner calibrate", "Choose another --out."
         )
+
+
+def _try_writing(out: Path) -> None:
+    """A folder made where `write` makes its own, and removed again: in the nearest folder above that exists."""
+    place = next(p for p in out.absolute().parents if p.exists())
+    Path(tempfile.mkdtemp(dir=place, prefix=f".{out.name}.")).rmdir()
+
+
+def _cannot_write(out: Path, error: OSError) -> InvalidValueError:
+    return InvalidValueError(f"cannot write {str(out)!r}", error.strerror or "", "Choose another --out.")
 
 
 def write(out: Path, texts: dict[str, str]) -> list[Path]:
@@ -167,7 +181,7 @@ def write(out: Path, texts: dict[str, str]) -> list[Path]:
         if old is not None:
             shutil.rmtree(old, ignore_errors=True)
     except OSError as error:
-        raise InvalidValueError(f"cannot write {str(out)!r}", error.strerror or "", "Choose another --out.") from None
+        raise _cannot_write(out, error) from None
     finally:
         if fresh is not None:
             with contextlib.suppress(OSError):

@@ -7,7 +7,6 @@ import os
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -20,11 +19,13 @@ from planner.units import GB, GIB, TERA
 from planner.validate.calibrate.files import Measured, catalog_files, check_target, write
 from planner.validate.calibrate.grid import Point
 from planner.validate.calibrate.machine import Machine, find_machine
+from planner.validate.engine_process import ending_on_signals, undisturbed, workplace
 
 Progress = Callable[[str, float], None]
 PATIENCE = 4.0
 START_S = 180.0
 CHECK_S = 0.2
+END_S = 5.0
 
 
 def calibrate(
@@ -38,7 +39,8 @@ def calibrate(
         raise MissingExtraError("transformers", "profile", "planner calibrate") from None
     machine = find_machine(device, processes)
     name = name or ("this-cpu" if machine.device == "cpu" else f"this-{machine.known.name if machine.known else 'gpu'}")
-    measured = measure(machine, seconds, progress)
+    with ending_on_signals():
+        measured = measure(machine, seconds, progress)
     written = write(out, catalog_files(name, machine, measured, _lender(machine)))
     return summary(name, machine, measured) | {"folder": str(out), "files": [str(path) for path in written]}
 
@@ -67,15 +69,15 @@ def _lender(machine: Machine) -> str:
 def measure(machine: Machine, seconds: float, progress: Progress) -> Measured:
     """Run the workers and read what rank 0 found. InputError when one fails or takes far too long."""
     known = machine.known
-    with tempfile.TemporaryDirectory(prefix="planner-calibrate-") as folder:
+    with workplace("planner-calibrate-") as folder:
         settings = {
             "device": machine.device, "ranks": machine.devices, "threads": machine.threads or 0, "seconds": seconds,
-            "usable_gib": machine.usable_bytes / GIB, "lender": _lender(machine), "result": str(Path(folder) / "result.json"),
+            "usable_gib": machine.usable_bytes / GIB, "lender": _lender(machine), "result": str(folder / "result.json"),
             "peak_flops": known.peak_tflops.get("bf16", 0) * TERA if known else 0, "bandwidth": known.bandwidth_gb_per_s * GB if known else 0,
         }  # fmt: skip
-        (Path(folder) / "settings.json").write_text(json.dumps(settings), encoding="utf-8")
-        _run(machine, Path(folder), START_S + PATIENCE * seconds, progress)
-        return _read(json.loads((Path(folder) / "result.json").read_text("utf-8")))
+        (folder / "settings.json").write_text(json.dumps(settings), encoding="utf-8")
+        _run(machine, folder, START_S + PATIENCE * seconds, progress)
+        return _read(json.loads((folder / "result.json").read_text("utf-8")))
 
 
 def _read(tree: dict[str, Any]) -> Measured:
@@ -128,17 +130,23 @@ def _run(machine: Machine, folder: Path, limit_s: float, progress: Progress) -> 
         _wait(running, logs, time.monotonic() + limit_s)
         reader.join(2)
     finally:
-        for process in running:
-            if process.poll() is None:
-                process.terminate()
-        for process in running:
-            try:
-                process.wait(5)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait(5)
-        for stream in [*logs, *(process.stdout for process in running if process.stdout)]:
-            stream.close()
+        with undisturbed():
+            _end(running)
+            for stream in [*logs, *(process.stdout for process in running if process.stdout)]:
+                stream.close()
+
+
+def _end(running: list[subprocess.Popen[str]]) -> None:
+    """SIGTERM, and SIGKILL to what is left after END_S."""
+    for process in running:
+        if process.poll() is None:
+            process.terminate()
+    for process in running:
+        try:
+            process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(END_S)
 
 
 def _follow(process: subprocess.Popen[str], progress: Progress) -> None:
