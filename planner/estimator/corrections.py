@@ -17,21 +17,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import exp, log, sqrt
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from planner.engines.training import Framework
 from planner.errors import InvalidValueError
 from planner.estimator.memory.rules import memory_rules
-from planner.estimator.memory.training import TrainMemory
 from planner.estimator.time.surfaces import FloatArray
-from planner.estimator.time.training import TrainTime
 from planner.estimator.uncertainty import calibration_spread
 from planner.hardware.records import Catalog, Correction, Gpu
 from planner.plan import Deployment, Plan
 from planner.plan_check import LARGEST, short
-from planner.space.train_rows import TrainRows
+
+if TYPE_CHECKING:  # training is loaded by those who train
+    from planner.engines.training import Framework
+    from planner.estimator.memory.training import TrainMemory
+    from planner.estimator.time.training import TrainTime
+    from planner.space.train_rows import TrainRows
 
 Z80 = 1.2816
 TIMES = {"serve": ("ttft_ms", "tpot_ms"), "train": ("step_time_s",)}
