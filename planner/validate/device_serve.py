@@ -26,7 +26,9 @@ from planner.validate.dry_model import DTYPES, build, build_config
 OWN_MODULES = "transformers"
 
 
-def predicted_s(spec: ModelSpec, dep: Deployment, place: Place, workload: Workload, batch: int) -> tuple[float, float]:
+def predicted_serving_s(
+    spec: ModelSpec, dep: Deployment, place: Place, workload: Workload, batch: int
+) -> tuple[float, float]:
     """(prefill of one prompt, decode step of the batch) of one rank without its collectives, by the plan's estimator."""
     shard = Shard(place.gpu, precision(dep.precision), kv_dtype(dep.kv_cache_dtype), dep.tensor_parallel, 1, None, None)
     found = engine(dep.engine)
@@ -94,7 +96,7 @@ def serving(
     progress("serving", 1.0)
     layers = len(spec.layers)
     prefill, decode = line(few.first_s, more.first_s, layers), line(few.second_s, more.second_s, layers)
-    expected = predicted_s(spec, dep, place, workload, batch)
+    expected = predicted_serving_s(spec, dep, place, workload, batch)
     parts = [
         Part("prefill of one prompt", "ms", expected[0] * 1e3, prefill * 1e3),
         Part(f"decode step of {batch}", "ms", expected[1] * 1e3, decode * 1e3),

@@ -18,7 +18,7 @@ from planner.validate.dry import Part
 from planner.validate.dry_model import DTYPES, build, build_config, recompute
 
 
-def predicted_s(spec: ModelSpec, dep: Deployment, train: TrainSettings, place: Place) -> tuple[float, float]:
+def predicted_training_s(spec: ModelSpec, dep: Deployment, train: TrainSettings, place: Place) -> tuple[float, float]:
     """(forward and backward of one micro-batch with recomputation, optimizer step) by the plan's estimator, without traffic and Trainer."""
     offer = dep.offers[0]
     link = place.catalog.links[place.gpu.default_link]
@@ -92,7 +92,7 @@ def training(
     progress("training", 1.0)
     layers = len(spec.layers)
     work, step = line(few.first_s, more.first_s, layers), line(few.second_s, more.second_s, layers)
-    expected = predicted_s(spec, dep, train, place)
+    expected = predicted_training_s(spec, dep, train, place)
     parts = [
         Part("micro-batch", "ms", expected[0] * 1e3, work * 1e3),
         Part("optimizer step", "ms", expected[1] * 1e3, step * 1e3),

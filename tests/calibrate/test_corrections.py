@@ -14,20 +14,6 @@ from planner.estimator.operating_point import corrected_time
 from planner.estimator.time.serving import ServingTime
 from planner.hardware.catalog import load_catalog
 from planner.plan import load_plan, plan_to_yaml
-from tests.calibrate.cpu import TINY, folder
-
-
-@pytest.fixture(scope="module")
-def own(tmp_path_factory):
-    return folder(tmp_path_factory.mktemp("calibrated") / "mine")
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    path = tmp_path_factory.mktemp("tiny") / "tiny"
-    path.mkdir()
-    (path / "config.json").write_text(json.dumps(TINY))
-    return path
 
 
 def train(own, model, *more):

@@ -22,20 +22,7 @@ from planner.validate.calibrate import run as measuring
 from planner.validate.calibrate.grid import Point, coarse_first, filled
 from planner.validate.calibrate.group import SIZES, link_of
 from planner.validate.calibrate.machine import Machine, find_machine
-from tests.calibrate.cpu import CONSTANTS, TINY, folder, machine, measured
-
-
-@pytest.fixture(scope="module")
-def own(tmp_path_factory):
-    return folder(tmp_path_factory.mktemp("calibrated") / "mine")
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    path = tmp_path_factory.mktemp("tiny") / "tiny"
-    path.mkdir()
-    (path / "config.json").write_text(json.dumps(TINY))
-    return path
+from tests.calibrate.cpu import CONSTANTS, folder, machine, measured
 
 
 def test_the_folder_is_a_catalog(own):
