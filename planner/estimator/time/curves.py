@@ -47,12 +47,11 @@ CLOSED = (
 
 @dataclass(frozen=True)
 class ServingCurves:
-    """U curves: one array (U, G) per quantity, which curve each row uses, request overhead (U,). closed: over users, else over sequences."""
+    """U curves: one array (U, G) per quantity, which curve each row uses, request overhead (U,). Over users in a closed loop, else over sequences."""
 
     values: dict[str, FloatArray]
     row: IntArray
     request_s: FloatArray
-    closed: bool
 
 
 @dataclass(frozen=True)
@@ -175,7 +174,7 @@ def serving_curves(
             keys = _Keys(table, timing, at[0], at[1], float(workload.input_tokens), float(workload.output_tokens), at[2], table.pipeline[at[0]])  # fmt: skip
             made = _static(keys, closed) if batches else _closed(keys) if closed else _open(keys)
             parts.append((block, made))
-    return ServingCurves(_together(parts, len(unique)), row.astype(np.int64), timing.request_s[of_engine], closed)
+    return ServingCurves(_together(parts, len(unique)), row.astype(np.int64), timing.request_s[of_engine])
 
 
 def _together(parts: list[tuple[IntArray, dict[str, FloatArray]]], count: int) -> dict[str, FloatArray]:
