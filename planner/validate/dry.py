@@ -143,11 +143,12 @@ def _training(
 
 def _counted(raw: dict[str, Any], stage: Stage) -> tuple[Any, str]:
     """The count of one stage, and in words how it was reached."""
-    from planner.validate.dry_train import count, layers_to_count, line
+    from planner.validate.dry_train import count, layers_to_count, line, live_weights
 
     layers, rank = stage.layers, stage.rank
     runs = layers_to_count(layers, rank)
-    counted = line({n: count(raw, n, rank) for n in runs}, layers)
+    live = live_weights(raw, layers, rank)
+    counted = line({n: count(raw, n, rank, live) for n in runs}, layers)
     how = (
         f"all {layers} layers" if len(runs) == 1 else f"{runs[0]} and {runs[1]} layers and a straight line to {layers}"
     )
@@ -157,7 +158,7 @@ def _counted(raw: dict[str, Any], stage: Stage) -> tuple[Any, str]:
 def _messages(
     spec: ModelSpec, dep: Deployment, train: TrainSettings, found: Sequence[tuple[Stage, Any, str]]
 ) -> list[Part]:
-    """Bytes of a rank's messages per step by collective, predicted and counted; judged where the collectives really run."""
+    """Bytes of a rank's messages per step by collective, predicted and counted."""
     planned = planned_messages(spec, dep, train)
     parts = []
     for kind in ("all-gather", "reduce-scatter", "all-reduce"):
@@ -166,8 +167,7 @@ def _messages(
         derived_each = max(f[1].derived_each.get(kind, 0.0) for f in found) * train.gradient_accumulation_steps
         total = seen + derived + derived_each
         if max(planned.get(kind, 0.0), total) > 0:
-            judged = total > 0 and total == seen
-            parts.append(Part(f"{kind} of a step", "GiB", planned.get(kind, 0.0) / GIB, total / GIB, judged))
+            parts.append(Part(f"{kind} of a step", "GiB", planned.get(kind, 0.0) / GIB, total / GIB))
     return parts
 
 
@@ -206,7 +206,7 @@ def _more_notes(dep: Deployment, train: TrainSettings, raw: dict[str, Any], rank
 
 _STAND_INS = {
     "deepspeed": "DeepSpeed itself does not run on fake tensors: its partitions, buckets, gathered parameters and messages of "
-    "the data-parallel ranks are stood in for by its own rules.",
+    "the data-parallel ranks follow from its own rules, held against DeepSpeed on two CPU ranks.",
     "ddp": "DDP's buckets are taken as large as the gradients; its messages are the gradients that were counted.",
 }
 

@@ -2,7 +2,7 @@
 
 DeepSpeed 0.19.8, from its source: stage_1_and_2.py and stage3.py (fp32 master, two moments, fp32 gradients of the partition;
 stage 3 has these or 16-bit ones, not both; reduce buckets of reduce_bucket_size allocated whole, two with overlap_comm, which the
-launch files set from stage 2 on); partitioned_param_coordinator.py (which gathered parameters live).
+launch files set from stage 2 on; stage 2 drops its 16-bit partition after each step). Which gathered parameters live: dry_zero3.py.
 """
 
 from __future__ import annotations
@@ -10,11 +10,10 @@ from __future__ import annotations
 from typing import Any
 
 from planner.engines.training import framework
-from planner.validate.dry_model import base_model, torch_modules
+from planner.validate.dry_model import torch_modules
 from planner.validate.dry_rank import Rank, launch_facts
 
 STATES = {"adamw": ("exp_avg", "exp_avg_sq"), "deepspeed": ("master", "exp_avg", "exp_avg_sq", "gradient_copy")}
-HALF_BYTES = 2.0
 
 
 def held(tensor: Any) -> float:
@@ -25,17 +24,26 @@ def held(tensor: Any) -> float:
     return float(local.numel() * local.element_size())
 
 
-def release_gradients(model: Any, rank: Rank) -> None:
-    """Whole gradients go as backward makes them: from ZeRO stage 2 on they leave through the reduce bucket."""
+def release_gradients(model: Any, rank: Rank, partitions: dict[int, Any]) -> None:
+    """Whole gradients go as backward makes them: from ZeRO stage 2 on they leave through the reduce bucket.
+
+    partitions: this rank's part of each, which stage 2 makes then and keeps until the step.
+    """
     if rank.engine != "deepspeed" or rank.stage < 2:
         return
+
+    def leave(done: Any) -> None:
+        grad, done.grad = done.grad, None
+        if rank.stage == 2 and rank.offload == "none" and id(done) not in partitions:
+            partitions[id(done)] = grad.new_zeros(-(-grad.numel() // rank.world))
+
     for p in model.parameters():
         if p.requires_grad:
-            p.register_post_accumulate_grad_hook(lambda done: setattr(done, "grad", None))
+            p.register_post_accumulate_grad_hook(leave)
 
 
 def beside(model: Any, rank: Rank, half: Any) -> list[Any]:
-    """What the framework keeps beside the model: DDP's buckets; for ZeRO this rank's 16-bit gradients, then reduce buckets."""
+    """What the framework keeps beside the model: DDP's buckets; for ZeRO-3 this rank's 16-bit gradients, for ZeRO reduce buckets."""
     torch, _ = torch_modules()
     trained = [p for p in model.parameters() if p.requires_grad]
     params = sum(p.numel() for p in trained)
@@ -46,7 +54,7 @@ def beside(model: Any, rank: Rank, half: Any) -> list[Any]:
     size = int(framework("deepspeed").number("bucket_elements"))
     bucket = min(size, params) if rank.resident else size
     buckets = [torch.zeros(bucket, dtype=half) for _ in range(2 if rank.stage == 2 else 1)]
-    if rank.stage == 1:
+    if rank.stage < 3:
         return buckets
     mine = 0 if rank.offload != "none" else -(-params // rank.world)
     return [torch.zeros(mine, dtype=half), *buckets]
@@ -84,93 +92,23 @@ def optimizer_of(model: Any, rank: Rank) -> Any:
     return States([p for p in model.parameters() if p.requires_grad], {})
 
 
-def data_messages_of(model: Any, rank: Rank, fetched: float) -> tuple[dict[str, float], dict[str, float]]:
+def data_messages_of(model: Any, rank: Rank, gathered: float) -> tuple[dict[str, float], dict[str, float]]:
     """(of a micro-batch, of a step) bytes of data-parallel messages that DeepSpeed and DDP send, by collective.
 
-    From the sizes of this model's parameters and the rules of each stage; fetched: bytes that ZeRO-3 gathers. fully_shard runs
-    its own collectives, which are seen instead.
+    From the sizes of this model's parameters and the rules of each stage; gathered: bytes that ZeRO-3 gathers. ZeRO-1 and 2 all-reduce
+    gradients, a bucket at a time (stage_1_and_2.py average_tensor, use_multi_rank_bucket_allreduce is on by default); ZeRO-3 gathers its
+    small vectors once a step. fully_shard runs its own collectives, which are seen instead.
     """
-    trained = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
+    sizes = [p.numel() * p.element_size() for p in model.parameters() if p.requires_grad]
+    trained = float(sum(sizes))
     if rank.world == 1 or rank.engine == "fsdp2":
         return {}, {}
     if rank.stage == 0:
-        return {}, {"all-reduce": float(trained)}
+        return {}, {"all-reduce": trained}
     if rank.stage == 1:
-        return {}, {"reduce-scatter": float(trained), "all-gather": float(trained)}
+        return {}, {"all-reduce": trained, "all-gather": trained}
     if rank.stage == 2:
-        return {"reduce-scatter": float(trained)}, {"all-gather": float(trained)}
-    return {"reduce-scatter": float(trained), "all-gather": fetched}, {}
-
-
-def live_parameters(model: Any, rank: Rank) -> tuple[float, float]:
-    """Bytes of gathered parameters (alive when memory peaks, fetched in a step) in DeepSpeed ZeRO-3: its own rules over this
-    model's modules.
-
-    That is between the head's forward and the end of the last layer's backward.
-
-    A module's parameters are fetched when it runs, with up to stage3_prefetch_bucket_size elements of those that come next while
-    fewer than stage3_max_live_parameters are alive, and released after it unless used again within stage3_max_reuse_distance.
-    """
-    if rank.engine != "deepspeed" or rank.stage != 3:
-        return 0.0, 0.0
-    rules = launch_facts()["deepspeed_stage3"]
-    order, (begin, end) = _order(model, rank.interval)
-    ahead = [0.0]
-    for _, size in order:
-        ahead.append(ahead[-1] + size)
-    again: list[bool] = [False] * len(order)
-    upcoming: dict[int, int] = {}
-    for i in range(len(order) - 1, -1, -1):
-        name = order[i][0]
-        if name in upcoming:
-            again[i] = ahead[upcoming[name]] - ahead[i + 1] < rules["stage3_max_reuse_distance"]
-        upcoming[name] = i
-    alive: dict[int, float] = {}
-    total = most = fetched = 0.0
-    for i, (name, size) in enumerate(order):
-        fetch, ahead_elements = [(name, size)], 0.0
-        for other, elements in order[i + 1 :]:
-            room = min(rules["stage3_max_live_parameters"] - total, rules["stage3_prefetch_bucket_size"])
-            if ahead_elements >= room:
-                break
-            if other not in alive and (other, elements) not in fetch:
-                fetch.append((other, elements))
-                ahead_elements += elements
-        for other, elements in fetch:
-            if other not in alive:
-                alive[other] = elements
-                total += elements
-                fetched += elements
-        most = max(most, total) if begin <= i < end else most
-        if not again[i]:
-            total -= alive.pop(name)
-    stay = sum(p.numel() for p in model.parameters() if p.numel() <= rules["stage3_param_persistence_threshold"])
-    return HALF_BYTES * (most + stay), HALF_BYTES * fetched
-
-
-def _order(model: Any, interval: int) -> tuple[list[tuple[int, float]], tuple[int, int]]:
-    """(identity, elements) of the modules with parameters in the order of a step: forward, then backward with recomputation.
-
-    With it the range of positions from the head's forward to the end of the last group's backward.
-    """
-    inner = base_model(model)
-    layers = [_leaves(layer) for layer in inner.model.layers._modules.values()]
-    head, first, last = _leaves(inner.lm_head), _leaves(inner.model.embed_tokens), _leaves(inner.model.norm)
-    order = [*first, *(x for layer in layers for x in layer), *last, *head, *head, *last]
-    begin = len(order) - len(last) - 2 * len(head)
-    end = 0
-    every = interval or 1
-    starts = range((len(layers) - 1) // every * every, -1, -every)
-    for start in starts:
-        group = layers[start : start + every]
-        if interval:
-            order += [x for layer in group for x in layer]
-        order += [x for layer in reversed(group) for x in reversed(layer)]
-        end = end or len(order)
-    return [*order, *first], (begin, end)
-
-
-def _leaves(module: Any) -> list[tuple[int, float]]:
-    """The module's own matrices in order; vectors stay alive (stage3_param_persistence_threshold)."""
+        return {"all-reduce": trained}, {"all-gather": trained}
     least = launch_facts()["deepspeed_stage3"]["stage3_param_persistence_threshold"]
-    return [(id(p), float(p.numel())) for p in module.parameters() if p.numel() > least]
+    stay = float(sum(p.numel() * p.element_size() for p in model.parameters() if p.numel() <= least))
+    return {"reduce-scatter": trained, "all-gather": gathered}, {"all-gather": stay}

@@ -26,8 +26,9 @@ from planner.validate.dry_model import (
     recompute,
     torch_modules,
 )
-from planner.validate.dry_rank import Rank
-from planner.validate.dry_states import beside, data_messages_of, held, live_parameters, optimizer_of, release_gradients
+from planner.validate.dry_rank import Rank, launch_facts
+from planner.validate.dry_states import beside, data_messages_of, held, optimizer_of, release_gradients
+from planner.validate.dry_zero3 import TRACED_TOKENS, Gathers, traced
 
 LINE = (8, 16)  # at 4 and 8 what is prefetched is not yet all there: 5% off for 32 layers
 
@@ -120,33 +121,65 @@ def fake_group(world: int) -> Iterator[Any]:
         torch.distributed.destroy_process_group()
 
 
-def count(raw: dict[str, Any], layers: int, rank: Rank) -> Counted:
-    """Peak bytes of one training step of a model, or stage, with `layers` layers on one rank."""
+@dataclass(frozen=True)
+class Live:
+    """Bytes of unsharded weights of DeepSpeed ZeRO-3: alive at most in each moment of a step, gathered in a micro-batch."""
+
+    most: tuple[float, ...] = (0.0, 0.0, 0.0)
+    gathered: float = 0.0
+
+
+def live_weights(raw: dict[str, Any], layers: int, rank: Rank) -> Live:
+    """Of a model with all its layers: what lives is no straight line in layers. Zero for all but DeepSpeed ZeRO-3."""
+    torch, _ = torch_modules()
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    if rank.engine != "deepspeed" or rank.stage != 3 or rank.world == 1:
+        return Live()
+    rules, half = launch_facts()["deepspeed_stage3"], getattr(torch, DTYPES[rank.dtype])
+    with warnings.catch_warnings(), fake_group(max(rank.world, rank.tensor)):
+        warnings.simplefilter("ignore")
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            model = make_model(raw, layers, rank, half)
+            calls, starts = traced(model, torch.zeros((1, TRACED_TOKENS), dtype=torch.long))
+            found = Gathers(calls, rules, starts).run()
+            stay = sum(
+                p.numel() for p in model.parameters() if p.numel() <= rules["stage3_param_persistence_threshold"]
+            )
+    most = (*found.most, found.most[-1])[:3]
+    return Live(tuple(half.itemsize * float(n + stay) for n in most), half.itemsize * float(found.elements))
+
+
+def count(raw: dict[str, Any], layers: int, rank: Rank, live: Live | None = None) -> Counted:
+    """Peak bytes of one training step of a model, or stage, with `layers` layers on one rank. live: of the whole model; None: of these
+    layers."""
+    live = live_weights(raw, layers, rank) if live is None else live
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with fake_group(max(rank.world, rank.tensor)) as mesh:
-            return _count(raw, layers, rank, mesh)
+            return _count(raw, layers, rank, mesh, live)
 
 
-def _count(raw: dict[str, Any], layers: int, rank: Rank, mesh: Any) -> Counted:
+def _count(raw: dict[str, Any], layers: int, rank: Rank, mesh: Any, live: Live) -> Counted:
     torch, _ = torch_modules()
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     half = getattr(torch, DTYPES[rank.dtype])
+    partitions: dict[int, Any] = {}
     with FakeTensorMode(allow_non_fake_inputs=True):
         model = make_model(raw, layers, rank, half)
-        live, fetched = live_parameters(model, rank)
-        derived_each, derived = data_messages_of(model, rank, fetched)
+        derived_each, derived = data_messages_of(model, rank, live.gathered)
         if rank.sharded:
             shard(model, mesh, rank, half)
         else:
-            release_gradients(model, rank)
+            release_gradients(model, rank, partitions)
         optimizer = optimizer_of(model, rank)
         kept = beside(model, rank, half)
         with Traffic(_waves(rank)) as traffic:
             tracker = _run(model, optimizer, rank, half, kept)
         whole = sum(held(p) for p in model.parameters())
-        gradients = sum(held(p.grad) for p in model.parameters()) + sum(map(held, kept[:1] if rank.stage >= 2 else []))
+        own = [*partitions.values(), *(kept[:1] if rank.stage == 3 else [])]
+        gradients = sum(held(p.grad) for p in model.parameters()) + sum(map(held, own))
         states = sum(held(v) for state in optimizer.state.values() for v in state.values())
     found = Counted(whole, gradients, states, tracker.moments(), traffic.each(), derived_each, derived)
     return _kept_elsewhere(found, rank, live)
@@ -157,14 +190,14 @@ def _waves(rank: Rank) -> int:
     return 2 if rank.several else 1
 
 
-def _kept_elsewhere(found: Counted, rank: Rank, live: float) -> Counted:
+def _kept_elsewhere(found: Counted, rank: Rank, live: Live) -> Counted:
     """The count with what the stand-in holds whole put right: stage 3 of DeepSpeed keeps a shard and its live parameters,
     offloaded weights none."""
     weights, moments = found.weights, [dict(kinds) for kinds in found.moments]
     if rank.engine == "deepspeed" and rank.stage == 3:
         weights = found.weights / rank.world
-        for kinds in moments:
-            kinds |= {"param": weights, "live parameters": live}
+        for kinds, alive in zip(moments, live.most, strict=True):
+            kinds |= {"param": weights, "live parameters": alive}
     if rank.offload == "optimizer+parameters":
         weights = 0.0
         for kinds in moments:

@@ -20,6 +20,7 @@ from planner.estimator.time.collectives import (
     p2p_s,
     reduce_scatter_s,
 )
+from planner.estimator.time.train_gathers import gather_passes
 from planner.estimator.time.train_layers import Work
 from planner.estimator.train_stages import stages_of
 from planner.hardware.records import Link
@@ -119,40 +120,57 @@ class DataMessages:
 
     gather_each: tuple[FloatArray, FloatArray]
     scatter_each: tuple[FloatArray, FloatArray]
+    reduce_each: tuple[FloatArray, FloatArray]
     gather_once: tuple[FloatArray, FloatArray]
     scatter_once: tuple[FloatArray, FloatArray]
     reduce_once: tuple[FloatArray, FloatArray]
 
 
 def data_messages(
-    job: TrainJob, framework: Framework, zero: IntArray, dense: FloatArray, experts: FloatArray, frozen: FloatArray
+    job: TrainJob,
+    framework: Framework,
+    zero: IntArray,
+    params: tuple[FloatArray, FloatArray, FloatArray],
+    passes: FloatArray,
 ) -> DataMessages:
     """ZeRO-0 all-reduces gradients once a step; 1 scatters them and gathers weights once; 2 scatters them every micro-batch;
-    3 also gathers weights twice every micro-batch (FSDP with stage 2: once). Gradients at most in their own dtype."""
+    3 also gathers weights, `passes` times every micro-batch (FSDP with stage 2: once). Gradients at most in their own dtype.
+
+    DeepSpeed all-reduces where 1 and 2 scatter. params: dense, experts, frozen.
+    """
+    dense, experts, frozen = params
     n = framework.number
     per = min(n("reduce_bytes"), train_state_bytes(job, framework).gradients)
     base = frozen if job.method == "lora" or n("quantised_sharded") else 0.0
     early = n("stage2_gathered") > 0
-    gathers = np.where(zero == 3, 2.0, np.where((zero == 2) & early, 1.0, 0.0))
+    gathers = np.where(zero == 3, passes, np.where((zero == 2) & early, 1.0, 0.0))
     gathers_once = np.where((zero == 1) | ((zero == 2) & (not early)), 1.0, 0.0)
 
     def both(times: FloatArray, bytes_: float, more: FloatArray | float = 0.0) -> tuple[FloatArray, FloatArray]:
         return np.asarray(times * (bytes_ * dense + more)), np.asarray(times * bytes_ * experts)
 
+    reduced = (zero >= 1) & (zero <= 2) & (n("scatter_as_reduce") > 0)
+    each, once = np.where(zero >= 2, 1.0, 0.0), np.where(zero == 1, 1.0, 0.0)
     return DataMessages(
         both(gathers, ELEMENT_BYTES, base),
-        both(np.where(zero >= 2, 1.0, 0.0), per),
+        both(each * ~reduced, per),
+        both(each * reduced, per),
         both(gathers_once, ELEMENT_BYTES),
-        both(np.where(zero == 1, 1.0, 0.0), per),
-        both(np.where(zero == 0, 1.0, 0.0), per),
+        both(once * ~reduced, per),
+        both(np.where(zero == 0, 1.0, once * reduced), per),
     )
 
 
 def sync_s(
-    job: TrainJob, hw: HardwareClass, framework: Framework, stages: tuple[RankStage, ...], keys: tuple[IntArray, ...]
+    model: ModelSpec,
+    job: TrainJob,
+    hw: HardwareClass,
+    framework: Framework,
+    stages: tuple[RankStage, ...],
+    keys: tuple[IntArray, ...],
 ) -> Sync:
-    """keys: index of the combination, tensor, context, data, expert parallel, ZeRO stage."""
-    at, tensor, context, data, expert, zero = keys
+    """keys: index of the combination, tensor, context, data, expert parallel, ZeRO stage, layers per checkpoint (where they matter)."""
+    at, tensor, context, data, expert, zero, interval = keys
     dense, experts, frozen, layers = (
         np.max([getattr(s, name)[at] for s in stages], axis=0) for name in ("dense", "experts", "frozen", "layers")
     )
@@ -171,15 +189,16 @@ def sync_s(
         routed = _flat(move(expert_group, (message[1] / many)[:, None])) * (message[1] > 0)
         return np.asarray(many * (whole + routed))
 
-    moved = data_messages(job, framework, zero, dense, experts, frozen)
-    twice = np.where(zero == 3, 2.0, 1.0)
-    each_gather = seconds(moved.gather_each, twice)
+    passes = gather_passes(model, framework, tensor, interval)
+    moved = data_messages(job, framework, zero, (dense, experts, frozen), passes)
+    each_gather = seconds(moved.gather_each, np.where(zero == 3, passes, 1.0))
     each = each_gather + seconds(moved.scatter_each, move=reduce_scatter_s)
+    each = each + 2 * seconds(moved.reduce_each) * _flat(group.all_reduce)
     once = seconds(moved.gather_once) + seconds(moved.scatter_once, move=reduce_scatter_s)
     once = once + 2 * seconds(moved.reduce_once) * _flat(group.all_reduce)
     split = np.where(zero >= 1, ranks, 1)
     owned = dense / split + experts / np.where(zero >= 1, spread, 1)
-    return Sync(each, once, np.where(zero == 3, each_gather / (2 * calls), 0.0), owned)
+    return Sync(each, once, np.where(zero == 3, each_gather / (passes * calls), 0.0), owned)
 
 
 def step_messages(model: ModelSpec, job: TrainJob, framework: Framework, rows: TrainRows) -> dict[str, FloatArray]:
@@ -198,7 +217,8 @@ def step_messages(model: ModelSpec, job: TrainJob, framework: Framework, rows: T
         np.max([getattr(s, name)[at] for s in stages], axis=0) for name in ("dense", "experts", "frozen", "layers")
     )
     m, interval = rows.gradient_accumulation_steps, rows.checkpoint_interval
-    moved = data_messages(job, framework, rows.zero_stage, dense, experts, frozen)
+    passes = gather_passes(model, framework, rows.tensor_parallel, interval)
+    moved = data_messages(job, framework, rows.zero_stage, (dense, experts, frozen), passes)
     several = rows.data_parallel * rows.context_parallel > 1
 
     def step(each: tuple[FloatArray, FloatArray], once: tuple[FloatArray, FloatArray]) -> FloatArray:
@@ -208,7 +228,6 @@ def step_messages(model: ModelSpec, job: TrainJob, framework: Framework, rows: T
     stop = framework.number("early_stop") * isinstance(model.layers[-1].mlp, DenseMlp)
     again = np.where(interval > 0, 2.0 - stop / np.maximum(1, interval), 0.0)
     inner = (4.0 + again) * layers * hidden * m * (rows.tensor_parallel > 1)
-    none = (np.zeros(len(rows)), np.zeros(len(rows)))
     whole = not framework.number("logits_split") and not (
         model.tie_embeddings and framework.number("tied_logits_split")
     )
@@ -216,7 +235,7 @@ def step_messages(model: ModelSpec, job: TrainJob, framework: Framework, rows: T
     return {
         "all-gather": step(moved.gather_each, moved.gather_once) + logits,
         "reduce-scatter": step(moved.scatter_each, moved.scatter_once),
-        "all-reduce": step(none, moved.reduce_once) + inner,
+        "all-reduce": step(moved.reduce_each, moved.reduce_once) + inner,
         "p2p": 2.0 * hidden * m * (rows.pipeline_parallel > 1),
     }
 

@@ -184,10 +184,12 @@ def _one_framework(
     degrees = (work.tensor, work.context, work.expert, work.sequences)
     tensor, context, expert, micro = (x.astype(np.int64) for x in degrees)
     stages = rank_stages(model, job, framework, (tensor, context, expert, micro), shape)
+    lives = (rows.zero_stage == 3) & (framework.number("max_live_elements") > 0)
     keys, at2 = compact(
-        at, rows.tensor_parallel, rows.context_parallel, rows.data_parallel, rows.expert_parallel, rows.zero_stage
-    )
-    sync = sync_s(job, hw, framework, stages, keys)
+        at, rows.tensor_parallel, rows.context_parallel, rows.data_parallel, rows.expert_parallel, rows.zero_stage,
+        rows.checkpoint_interval * lives,
+    )  # fmt: skip
+    sync = sync_s(model, job, hw, framework, stages, keys)
     mean_again = slots.mean_forward[at] * again - slots.mean_tail[at] * skips
     backward = slots.mean_backward[at] + mean_again
     exposed = _exposed_s(sync, at2, framework, m, (slots.mean_forward[at] + backward, backward))
