@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from planner.errors import PlanFileError
-from planner.plan_check import check_numbers, check_size, cut, short
+from planner.plan_check import check_layout, check_numbers, check_size, cut, short
 
 SCHEMA_VERSION = 1
 Status = Literal["optimal", "feasible", "infeasible"]
@@ -311,7 +311,9 @@ def plan_from_dict(tree: Any) -> Plan:
             first = error.errors()[0]
             why = f"{cut('.'.join(str(p) for p in first['loc']))}: {cut(first['msg'])}"
         raise PlanFileError("the plan cannot be read", why, "Solve again, or mend that field.") from None
-    check_numbers(plan_to_dict(plan))
+    checked = plan_to_dict(plan)
+    check_numbers(checked)
+    check_layout(checked)
     return plan
 
 

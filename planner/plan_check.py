@@ -66,6 +66,62 @@ def numbers(tree: Any, path: str = "") -> Iterator[tuple[str, float]]:
         yield path, float(tree)
 
 
+def check_layout(tree: Mapping[str, Any]) -> None:
+    """Raises PlanFileError where the deployment contradicts itself: settings of its task, GPUs of its axes and machines, batch, layers."""
+    found = tree.get("deployment")
+    if found is None:
+        if tree.get("status") != "infeasible":
+            raise _wrong(f"the plan is {tree.get('status')} and has no deployment", "only an infeasible plan has none")
+        return
+    own, other = ("serve", "train") if tree.get("task") == "serve" else ("train", "serve")
+    if found.get(own) is None or found.get(other) is not None:
+        absent = own if found.get(own) is None else other
+        state = "null" if absent == own else "set"
+        raise _wrong(f"deployment.{absent} of the plan is {state}", f"its task is {tree.get('task')!r}")
+    _check_axes(found)
+    if found.get("train") is not None:
+        _check_batch(found, tree)
+
+
+def _check_axes(found: Mapping[str, Any]) -> None:
+    """Every axis at least 1; their product is the GPUs in use, which the machines hold."""
+    axes = ("tensor_parallel", "pipeline_parallel", "context_parallel", "data_parallel")
+    for name in (*axes, "expert_parallel", "gpus"):
+        if found[name] < 1:
+            raise _wrong(f"deployment.{name} of the plan is {found[name]}", "it must be 1 or more")
+    product = math.prod(found[name] for name in axes)
+    if product != found["gpus"]:
+        terms = " x ".join(f"{name} {found[name]}" for name in axes if found[name] > 1 or name in axes[::3])
+        raise _wrong(f"deployment.gpus of the plan is {found['gpus']}", f"{terms} makes {product}")
+    rented = sum(offer["count"] * offer["gpus_per_instance"] for offer in found["offers"])
+    if rented < found["gpus"]:
+        raise _wrong(f"deployment.offers of the plan hold {rented} GPUs", f"deployment.gpus is {found['gpus']}")
+
+
+def _check_batch(found: Mapping[str, Any], tree: Mapping[str, Any]) -> None:
+    """micro-batch x accumulation x data-parallel ranks is the global batch; layers of the stages are those of the model."""
+    train = found["train"]
+    for name in ("micro_batch_size", "gradient_accumulation_steps", "seq_len", "steps"):
+        if train[name] < 1:
+            raise _wrong(f"deployment.train.{name} of the plan is {train[name]}", "it must be 1 or more")
+    batch = train["micro_batch_size"] * train["gradient_accumulation_steps"] * found["data_parallel"]
+    if batch != train["global_batch_size"]:
+        raise _wrong(
+            f"deployment.train.global_batch_size of the plan is {train['global_batch_size']}",
+            f"micro_batch_size x gradient_accumulation_steps x data_parallel makes {batch}",
+        )
+    stages, layers = train.get("layers_per_stage"), tree["model"]["layers"]
+    if stages and (len(stages) != found["pipeline_parallel"] or sum(stages) != layers):
+        raise _wrong(
+            f"deployment.train.layers_per_stage of the plan holds {sum(stages)} layers in {len(stages)} stages",
+            f"the model has {layers}, pipeline_parallel is {found['pipeline_parallel']}",
+        )
+
+
+def _wrong(what: str, why: str) -> PlanFileError:
+    return PlanFileError(what, why, "Solve again, or mend that field.")
+
+
 def check_numbers(tree: Mapping[str, Any]) -> None:
     """Raises PlanFileError for the first number of deployment, memory, predictions or cost that is not finite, negative, beyond any machine,
     or a range that does not hold its value."""

@@ -30,9 +30,9 @@ def emit(
     import json
 
     from planner.emit import write_files
-    from planner.plan import load_plan
+    from planner.engines.plan_facts import read_plan
 
     if not out:
         raise InvalidValueError("--out is empty", "", "Name a folder, for example --out launch/.")
-    paths = [str(path) for path in write_files(load_plan(plan_file), Path(out), targets=target or (), force=force)]
+    paths = [str(path) for path in write_files(read_plan(plan_file), Path(out), targets=target or (), force=force)]
     typer.echo(json.dumps({"files": paths}, indent=2) if as_json else "\n".join(paths))

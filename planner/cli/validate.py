@@ -72,10 +72,10 @@ def validate(o: Given) -> int:
 
 
 def _dry(o: Given) -> int:
-    from planner.plan import load_plan
+    from planner.engines.plan_facts import read_plan
     from planner.validate.dry import dry_run
 
-    plan = load_plan(o["plan_file"])
+    plan = read_plan(o["plan_file"])
     if o["out"] is not None:
         check_writable(Path(o["out"]))
     with _patience(f"planner: counting {plan.model.name} on fake tensors; a large model takes up to a minute"):
@@ -91,11 +91,11 @@ def _dry(o: Given) -> int:
 
 def _device(o: Given) -> int:
     """Time the shard here, with progress on stderr."""
-    from planner.plan import load_plan
+    from planner.engines.plan_facts import read_plan
     from planner.report.progress import progress
     from planner.validate.device import device_run
 
-    plan = load_plan(o["plan_file"])
+    plan = read_plan(o["plan_file"])
     if o["out"] is not None:
         check_writable(Path(o["out"]))
     with progress() as tell:

@@ -43,12 +43,12 @@ ENGINE: Group = {
 
 def engine_level(o: Given) -> int:
     """Run it, print it, write it into the plan."""
-    from planner.plan import load_plan
+    from planner.engines.plan_facts import read_plan
     from planner.report.progress import progress
     from planner.report.validation import engine_tree, print_engine
     from planner.validate.engine import engine_run
 
-    plan, chosen = load_plan(o["plan_file"]), None
+    plan, chosen = read_plan(o["plan_file"]), None
     out = Path(o["out"] or o["plan_file"])
     check_writable(out)
     with prepared(plan, o) as launch:

@@ -9,7 +9,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-import planner.plan
+import planner.engines.plan_facts
 from planner.cli.emit import emit
 from planner.errors import InvalidValueError
 from tests.emit.plans import GOLDEN
@@ -17,7 +17,7 @@ from tests.emit.plans import GOLDEN
 
 @pytest.fixture
 def app(monkeypatch: pytest.MonkeyPatch) -> typer.Typer:
-    monkeypatch.setattr(planner.plan, "load_plan", lambda _: GOLDEN["vllm-owned-4090"], raising=False)
+    monkeypatch.setattr(planner.engines.plan_facts, "read_plan", lambda _: GOLDEN["vllm-owned-4090"], raising=False)
     made = typer.Typer()
     made.command()(emit)
     return made
