@@ -112,12 +112,22 @@ def missing_kib(block: Block) -> IntArray:
 
 
 def missing_host_kib(hw: HardwareClass, block: Block) -> IntArray:
-    """Host memory that each row lacks on the class's best-equipped machine, in KiB; 0 where nobody states the RAM."""
-    rams = [o.host_ram_gib for o in hw.offers]
-    if any(r is None for r in rams):
-        return np.zeros(len(block), dtype=np.int64)
-    most = max(float(r) for r in rams if r is not None) * GIB
-    return np.maximum(np.ceil((block.memory.host_ram_bytes - most) / 1024), 0).astype(np.int64)
+    """Host memory that each row lacks on the class's least equipped machine, in KiB; 0 where nobody states the RAM.
+
+    Those that fit a better equipped one are among the rows that lack it alone, each less than all faster ones (`useful`).
+    """
+    rams = [float(o.host_ram_gib) for o in hw.offers if o.host_ram_gib is not None]
+    least = min(rams, default=np.inf) * GIB
+    return np.maximum(np.ceil((block.memory.host_ram_bytes - least) / 1024), 0).astype(np.int64)
+
+
+def usd_per_hour_by_row(hw: HardwareClass, block: Block) -> FloatArray:
+    """Least price of one machine with the host memory that each row needs; infinite where none has it."""
+    found = np.full(len(block), np.inf)
+    for offer in hw.offers:
+        ram = np.inf if offer.host_ram_gib is None else offer.host_ram_gib * GIB
+        found = np.where(block.memory.host_ram_bytes <= ram, np.minimum(found, offer.price.usd_per_hour), found)
+    return found
 
 
 def useful_rows(site: Site, block: Block) -> IntArray:
@@ -152,8 +162,8 @@ def cheapest_usd_per_hour(hw: HardwareClass) -> float:
 def best_value(request: TrainRequest, hw: HardwareClass, block: Block) -> float:
     """The best goal value in the block that keeps all limits; infinite when none does."""
     limits = request.limits
-    good: BoolArray = (missing_kib(block) == 0) & (missing_host_kib(hw, block) == 0)
-    hourly = block.machines * cheapest_usd_per_hour(hw)
+    hourly = block.machines * usd_per_hour_by_row(hw, block)
+    good: BoolArray = (missing_kib(block) == 0) & np.isfinite(hourly)
     usd = run_cost_usd(block.run_s, hourly)
     if limits.deadline_s is not None:
         good &= block.run_s <= limits.deadline_s
@@ -161,7 +171,7 @@ def best_value(request: TrainRequest, hw: HardwareClass, block: Block) -> float:
         good &= block.time.step_time_s <= limits.step_s
     if limits.budget_usd is not None:
         good &= usd <= limits.budget_usd
-    if limits.budget_usd_per_hour is not None and hourly > limits.budget_usd_per_hour:
-        return float("inf")
+    if limits.budget_usd_per_hour is not None:
+        good &= hourly <= limits.budget_usd_per_hour
     value = usd if request.goal == "cheapest" else block.run_s
     return float(value[good].min()) if good.any() else float("inf")

@@ -136,7 +136,7 @@ def make_train_study(
         )
     check_job(request, model)
     ends = time.perf_counter() + request.time_limit_s
-    classes, merged = group_offers(find_train_offers(request, catalog))
+    classes, merged = group_offers(find_train_offers(request, catalog), host_memory=True)
     stacks = tuple(frameworks().values())
     pruned: Counter[str] = Counter({"dearer offer of equal hardware": merged})
     hurdle = _Hurdle.of(request, per_class, explain)

@@ -29,17 +29,25 @@ def _limit(offer: Offer) -> int | None:
     return min(limits) if limits else None
 
 
-def useful_offers(offers: Iterable[Offer]) -> tuple[Offer, ...]:
+def useful_offers(offers: Iterable[Offer], *, host_memory: bool = False) -> tuple[Offer, ...]:
     """The offers of one class and place that can ever be taken: in price order, up to the first one without a limit.
 
-    A dearer offer in the same place is only worth taking when all cheaper ones can run out.
+    A dearer offer in the same place is only worth taking when all cheaper ones can run out, or (host_memory) when it has more
+    memory beside its GPUs than the cheaper ones that cannot.
     """
-    kept = []
+    kept: list[Offer] = []
+    most: float | None = None
     for offer in sorted(offers, key=lambda o: (o.price.usd_per_hour, o.instance.provider, o.instance.name)):
-        kept.append(offer)
-        if _limit(offer) is None:
-            break
+        ram = _ram(offer)
+        if most is None or (host_memory and ram > most):
+            kept.append(offer)
+            most = ram if _limit(offer) is None else most
     return tuple(kept)
+
+
+def _ram(offer: Offer) -> float:
+    """Host memory in GiB; without end where its owner states none."""
+    return float("inf") if offer.host_ram_gib is None else offer.host_ram_gib
 
 
 def offer_limit(offer: Offer) -> int | None:
@@ -47,11 +55,12 @@ def offer_limit(offer: Offer) -> int | None:
     return _limit(offer)
 
 
-def group_offers(offers: Iterable[Offer]) -> tuple[tuple[HardwareClass, ...], int]:
+def group_offers(offers: Iterable[Offer], *, host_memory: bool = False) -> tuple[tuple[HardwareClass, ...], int]:
     """Hardware classes in a stable order, and how many offers were dropped as dearer copies of the same thing.
 
     Within a class every place (provider, region) keeps its useful offers; among places without limits only the
-    cheapest place of each provider stays, since a dearer region of the same machine never wins.
+    cheapest place of each provider stays, since a dearer region of the same machine never wins. host_memory: what is asked may need
+    memory beside the GPUs (training), so dearer machines with more of it stay too.
     """
     groups: dict[tuple[str, int, str, str], list[Offer]] = {}
     total = 0
@@ -66,16 +75,15 @@ def group_offers(offers: Iterable[Offer]) -> tuple[tuple[HardwareClass, ...], in
         for offer in members:
             places.setdefault((offer.instance.provider, offer.price.region), []).append(offer)
         chosen: list[Offer] = []
-        best_unlimited: dict[str, Offer] = {}
+        unlimited: dict[str, list[Offer]] = {}
         for (provider, _), here in sorted(places.items()):
-            useful = useful_offers(here)
-            if len(useful) == 1 and _limit(useful[0]) is None:
-                best = best_unlimited.get(provider)
-                if best is None or useful[0].price.usd_per_hour < best.price.usd_per_hour:
-                    best_unlimited[provider] = useful[0]
+            useful = useful_offers(here, host_memory=host_memory)
+            if all(_limit(offer) is None for offer in useful):
+                unlimited.setdefault(provider, []).extend(useful)
             else:
                 chosen.extend(useful)
-        chosen.extend(best_unlimited.values())
+        for everywhere in unlimited.values():
+            chosen.extend(useful_offers(everywhere, host_memory=host_memory))
         chosen.sort(key=lambda o: (o.price.usd_per_hour, o.instance.provider, o.instance.name, o.price.region))
         kept += len(chosen)
         first = members[0].instance
