@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from planner.request import ServeRequest, TrainRequest
+from planner.request import ServeRequest, TrainRequest, check_type
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,6 +30,11 @@ def solve(
 
     Raises InputError for what cannot be read (unknown names, impossible pins, broken catalog files).
     """
+    from planner.plan import Deployment
+
+    check_type(excluded, (list, tuple), "excluded", "Write for example excluded=[plan.deployment].")
+    for deployment in excluded:
+        check_type(deployment, (Deployment,), "an entry of excluded", "Give deployments of earlier plans.")
     catalog, model = _load(request, calibration)
     if isinstance(request, TrainRequest):
         from planner.solver.training import solve_training
@@ -97,6 +102,8 @@ def _load(request: ServeRequest | TrainRequest, calibration: Sequence[str | Path
     from planner.hardware.catalog import load_catalog
     from planner.models import load_model
 
+    check_type(request, (ServeRequest, TrainRequest), "request", "Write for example solve(ServeRequest(model='8b')).")
+    _check_files(calibration)
     catalog = load_catalog(request.hardware.catalog_dirs)
     if request.hardware.catalog_dirs:
         _check_own(catalog)
@@ -106,6 +113,15 @@ def _load(request: ServeRequest | TrainRequest, calibration: Sequence[str | Path
 
         catalog = corrected(catalog, [(str(file), load_plan(file)) for file in calibration])
     return catalog, load_model(request.model)
+
+
+def _check_files(calibration: Sequence[str | Path]) -> None:
+    """InvalidValueError for a single path, or for what is no path, in place of a list of them."""
+    from pathlib import Path
+
+    check_type(calibration, (list, tuple), "calibration", "Write for example calibration=['measured.yaml'].")
+    for file in calibration:
+        check_type(file, (str, Path), "a file of calibration", "Give paths of validated plans.")
 
 
 def _check_own(catalog: Catalog) -> None:

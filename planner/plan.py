@@ -340,6 +340,10 @@ def load_plan(path: str | Path) -> Plan:
 
     import yaml
 
+    if not isinstance(path, str | Path):
+        raise PlanFileError(
+            f"a plan is read from a path, not from a {type(path).__name__}", "", "Give the path of a plan.yaml."
+        )
     file = Path(path)
     try:
         if file.exists() and not file.is_file():

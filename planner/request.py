@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from numbers import Real
-from typing import Literal
+from dataclasses import dataclass, field, fields
+from numbers import Integral, Real
+from os import PathLike
+from typing import Any, Literal
 
 from planner.errors import InvalidValueError, UnknownNameError
 
@@ -41,6 +42,42 @@ def _check_kind(value: object, kind: type, what: str) -> None:
         )
 
 
+_KINDS: dict[str, tuple[type, ...]] = {
+    "int": (Integral,), "float": (Real,), "str": (str,), "bool": (bool,), "tuple[str, ...]": (tuple, list),
+}  # fmt: skip
+_WORDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "str": "a str",
+    "bool": "True or False",
+    "tuple[str, ...]": "a tuple of str",
+}
+
+
+def _check_fields(record: Any) -> None:
+    """InvalidValueError for the first field whose value has not the type it is declared with; other types than _KINDS are left alone."""
+    for f in fields(record):
+        declared, value = str(f.type).removesuffix(" | None"), getattr(record, f.name)
+        if declared not in _KINDS or (value is None and declared != str(f.type)):
+            continue
+        wrong = not isinstance(value, _KINDS[declared]) or (isinstance(value, bool) and declared != "bool")
+        inside = value if declared.startswith("tuple") and not wrong else ()
+        if wrong or not all(isinstance(part, str | PathLike) for part in inside):
+            shown = f"{value!r}" if len(repr(value)) < 60 else type(value).__name__
+            raise InvalidValueError(
+                f"{type(record).__name__}.{f.name} must be {_WORDS[declared]}, not {shown}",
+                "",
+                "See docs/python-api.md.",
+            )
+
+
+def check_type(value: object, kinds: tuple[type, ...], what: str, next_step: str) -> None:
+    """InvalidValueError naming the expected types for a value of another one."""
+    if not isinstance(value, kinds):
+        wanted = " or ".join(kind.__name__ for kind in kinds)
+        raise InvalidValueError(f"{what} must be a {wanted}, not {type(value).__name__}", "", next_step)
+
+
 @dataclass(frozen=True)
 class Workload:
     """The load to carry: requests per second, or a number of users with one request in flight each.
@@ -54,6 +91,7 @@ class Workload:
     concurrency: int | None = None
 
     def __post_init__(self) -> None:
+        _check_fields(self)
         _check_positive(self.input_tokens, "--input-tokens", "--input-tokens 1024")
         _check_positive(self.output_tokens, "--output-tokens", "--output-tokens 256")
         _check_positive(self.rate_per_s, "--rate", "--rate 1")
@@ -77,15 +115,16 @@ class Limits:
     min_throughput_tokens_per_s: float | None = None
 
     def __post_init__(self) -> None:
+        _check_fields(self)
         _check_positive(self.ttft_s, "--latency", "--latency 200ms")
         _check_positive(self.tpot_s, "--tpot", "--tpot 40ms")
         _check_positive(self.e2e_s, "--e2e", "--e2e 10s")
         _check_positive(self.budget_usd_per_hour, "--budget", "--budget 20/h")
         _check_positive(self.max_gpus, "--max-gpus", "--max-gpus 8")
         _check_positive(self.min_throughput_tokens_per_s, "--min-throughput", "--min-throughput 500")
-        if not math.isfinite(self.max_accuracy_loss_percent) or self.max_accuracy_loss_percent < 0:
+        if not 0 <= self.max_accuracy_loss_percent <= 100:
             raise InvalidValueError(
-                f"--max-accuracy-loss must be 0 or more percent, not {self.max_accuracy_loss_percent!r}",
+                f"--max-accuracy-loss must be 0 to 100 percent, not {self.max_accuracy_loss_percent:g}",
                 "",
                 "Write for example --max-accuracy-loss 1%.",
             )
@@ -103,6 +142,9 @@ class HardwareFilter:
     owned: str | None = None
     fabric_gbps: float | None = None
     catalog_dirs: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check_fields(self)
 
 
 @dataclass(frozen=True)
@@ -124,6 +166,9 @@ class Pins:
     unpublished_checkpoints: bool = False
     expert_parallel: int | None = None
     attention_data_parallel: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_fields(self)
 
 
 Risk = Literal["high", "low"]
@@ -192,6 +237,7 @@ class TrainJob:
     chunked_loss: bool = False
 
     def __post_init__(self) -> None:
+        _check_fields(self)
         _check_name(self.method, "method", METHODS)
         _check_name(self.optimizer, "optimizer", OPTIMIZERS)
         _check_positive(self.tokens, "--tokens", "--tokens 1B")
@@ -215,6 +261,7 @@ class TrainLimits:
     max_gpus: int | None = None
 
     def __post_init__(self) -> None:
+        _check_fields(self)
         _check_positive(self.deadline_s, "--deadline", "--deadline 24h")
         _check_positive(self.step_s, "--step-time", "--step-time 10s")
         _check_positive(self.budget_usd, "--budget", "--budget 500")
@@ -236,6 +283,9 @@ class TrainPins:
     micro_batch_size: int | None = None
     checkpoint_interval: int | None = None
     offload: str | None = None
+
+    def __post_init__(self) -> None:
+        _check_fields(self)
 
 
 @dataclass(frozen=True)

@@ -35,11 +35,9 @@ def _split(text: str, what: str, example: str) -> tuple[float, str]:
     return float(match[1].replace("_", "").replace(",", "")), match[2].lower()
 
 
-def _positive(value: float, text: str, what: str, example: str) -> float:
+def _positive(value: float, text: str, what: str, example: str, must: str = "a positive, finite number") -> float:
     if not math.isfinite(value) or value <= 0:
-        raise InvalidValueError(
-            f"{what} {text!r} must be a positive, finite number", "", f"Write for example {example}."
-        )
+        raise InvalidValueError(f"{what} {text!r} must be {must}", "", f"Write for example {example}.")
     return value
 
 
@@ -55,14 +53,16 @@ def parse_duration_s(text: str, what: str = "duration") -> float:
     return _positive(value * _SECONDS[unit], text, what, "200ms or 1.5s")
 
 
-def parse_count(text: str, what: str = "count") -> float:
-    """A count with an optional suffix: '1024', '32k', '1B'."""
-    value, unit = _split(text, what, "1024 or 1B")
+def parse_count(
+    text: str, what: str = "count", *, must: str = "a positive, finite number", example: str = "1024 or 1B"
+) -> float:
+    """A count with an optional suffix: '1024', '32k', '1B'. must, example: words of the error for one below what is possible."""
+    value, unit = _split(text, what, example)
     if unit not in _COUNT:
         raise InvalidValueError(
-            f"{what} {text!r} has no known suffix", "suffixes are k, M, B, T", "Write for example 1024 or 1B."
+            f"{what} {text!r} has no known suffix", "suffixes are k, M, B, T", f"Write for example {example}."
         )
-    return _positive(value * _COUNT[unit], text, what, "1024 or 1B")
+    return _positive(value * _COUNT[unit], text, what, example, must)
 
 
 def parse_usd_per_hour(text: str, what: str = "budget") -> float:

@@ -26,6 +26,9 @@ def _many(name: str, text: str) -> Any:
     return typer.Option(f"--{name}", help=f"{text} (repeatable, '*' is a wildcard).")
 
 
+SHOWN = 40
+
+
 @app.command("list")
 def list_offers(
     provider: Annotated[list[str] | None, _many("provider", "Provider")] = None,
@@ -33,20 +36,25 @@ def list_offers(
     region: Annotated[list[str] | None, _many("region", "Region")] = None,
     tier: Annotated[list[str] | None, _many("tier", "on_demand, spot or reserved")] = None,
     gpus_min: Annotated[int, typer.Option(help="At least this many GPUs in a machine.")] = 1,
-    limit: Annotated[int, typer.Option(help="Rows to show, 0 for all.")] = 40,
+    limit: Annotated[int | None, typer.Option(help="Offers to show, 0 for all. [default: 40; with --json all]")] = None,
     catalog: Dirs = None,
     json: AsJson = False,
 ) -> None:
     """Offers, cheapest GPU-hour first."""
+    if limit is not None and limit < 0:
+        raise InvalidValueError(f"--limit {limit} is below 0", "", "Write --limit 40, or --limit 0 for all.")
+    if gpus_min < 1:
+        raise InvalidValueError(f"--gpus-min {gpus_min} is below 1", "", "Write for example --gpus-min 8.")
     known = hardware.load_catalog(catalog or ())
     wanted = HardwareFilter(tuple(provider or ()), tuple(region or ()), tuple(gpu or ()), (), tuple(tier or ()))
     offers = [o for o in hardware.matching_offers(known, wanted) if o.instance.gpu_count >= gpus_min]
     if not offers:
         raise InvalidValueError(f"no machine has {gpus_min} GPUs or more", "", "Lower --gpus-min.")
     offers.sort(key=lambda o: (o.usd_per_gpu_hour, o.instance.provider, o.instance.name, o.price.region, o.price.tier))
-    shown = offers[:limit] if limit > 0 else offers
+    most = limit if limit is not None else 0 if json else SHOWN
+    shown = offers[:most] if most else offers
     if json:
-        report.print_json([report.offer_facts(o) for o in offers])
+        report.print_json([report.offer_facts(o) for o in shown])
     else:
         report.print_offers(shown, len(offers))
 

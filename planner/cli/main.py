@@ -15,6 +15,7 @@ import typer
 from planner.errors import EXIT_BAD_INPUT, EXIT_FAULT, PlannerError
 
 EXIT_INTERRUPTED = 130
+EXIT_NO_READER = 141  # 128 + SIGPIPE, as programs end whose reader is gone
 
 
 def build_app() -> typer.Typer:
@@ -73,10 +74,10 @@ def run(arguments: list[str] | None = None) -> int:
         return _fail("interrupted; nothing half-written is left", EXIT_INTERRUPTED)
     except BrokenPipeError:
         _drop_output()
-        return 0
+        return EXIT_NO_READER
     except SystemExit as stop:
         _drop_output()  # click ends this way, with 1, when nobody reads the output any more
-        return stop.code if isinstance(stop.code, int) and stop.code != EXIT_FAULT else 0
+        return stop.code if isinstance(stop.code, int) and stop.code != EXIT_FAULT else EXIT_NO_READER
     except OSError as error:
         _drop_output()
         return _fail(

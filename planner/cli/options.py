@@ -137,7 +137,7 @@ def whole(text: str | None, flag: str) -> int | None:
     """A positive whole number, or None. '32k' counts."""
     if text is None:
         return None
-    value = parse_count(text, flag)
+    value = parse_count(text, flag, must="a positive whole number", example=f"{flag} 8")
     if value != int(value):
         raise InvalidValueError(f"{flag} must be a whole number, not {text!r}", "", f"Write for example {flag} 8.")
     if value > MOST:

@@ -30,6 +30,12 @@ def _head_problems(model: ModelSpec, tp: int) -> Iterator[str]:
                 yield f"{mixer.heads} state heads do not divide over {tp} ranks"
 
 
+def fewest_kv_heads(model: ModelSpec) -> int | None:
+    """Key/value heads of the attention layer that has fewest; None without such layers."""
+    mixers = (mixer for layer, _ in model.layer_groups for mixer in layer.mixers)
+    return min((mixer.kv_heads for mixer in mixers if isinstance(mixer, Attention)), default=None)
+
+
 def tensor_parallel_problem(model: ModelSpec, tensor_parallel: int) -> str | None:
     """Why the model cannot be cut over that many tensor-parallel ranks; None when it can.
 

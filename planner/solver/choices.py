@@ -89,7 +89,8 @@ def serving_settings(model: ModelSpec, request: ServeRequest) -> Settings:
 def check_pins(model: ModelSpec, request: ServeRequest) -> None:
     """Pinned degrees that the model itself forbids are bad input, with the reason."""
     check_modes(model, request.pins)
-    from planner.models.limits import pipeline_parallel_problem, tensor_parallel_problem
+    from planner.models.limits import fewest_kv_heads, pipeline_parallel_problem, tensor_parallel_problem
+    from planner.space.layouts import kv_heads_problem
 
     pins = request.pins
     for flag, value, rule in (
@@ -106,6 +107,14 @@ def check_pins(model: ModelSpec, request: ServeRequest) -> None:
                 f"{flag} {value} does not work for {model.name}",
                 reason,
                 "Choose another degree or leave it to the solver.",
+            )
+    if pins.engine is not None and pins.tensor_parallel is not None:
+        reason = kv_heads_problem(engine(pins.engine), pins.tensor_parallel, fewest_kv_heads(model))
+        if reason is not None:
+            raise InvalidValueError(
+                f"--tensor-parallel {pins.tensor_parallel} does not work for {model.name} with {pins.engine}",
+                reason,
+                f"Choose at most {fewest_kv_heads(model)}, or another engine.",
             )
 
 

@@ -12,6 +12,7 @@ from planner.solver.ranking import Ranking
 from planner.solver.search import Answer, Objective, solve_problem
 
 BOUNDS: tuple[LimitName, ...] = ("budget", "max_gpus", "quota")
+MEMORY: tuple[LimitName, ...] = ("vram", "host_ram")
 
 
 def feasible_without(problem: Problem, without: frozenset[LimitName], time_limit_s: float) -> bool:
@@ -25,10 +26,15 @@ def feasible_without(problem: Problem, without: frozenset[LimitName], time_limit
 def clashing_limits(problem: Problem, time_limit_s: float = 10.0) -> tuple[LimitName, ...]:
     """A smallest set of limits that cannot hold together: drop one limit after the other while the rest still clashes.
 
-    Every limit of the result is needed for the clash. Empty when there is no configuration at all, whatever the limits.
+    Every limit of the result is needed for the clash. Memory that no configuration keeps is the reason, whatever else does not hold
+    either. Empty when there is no configuration at all, whatever the limits.
     """
     if not feasible_without(problem, frozenset(ALL_LIMITS), time_limit_s):
         return ()
+    over = excess(problem.rows, problem.limits)
+    for name in MEMORY:
+        if name in over and bool((over[name] > 0).all()):
+            return (name,)
     core: list[LimitName] = [n for n in ALL_LIMITS if n in problem.limits or n == "quota"]
     for name in tuple(core):
         rest = [n for n in core if n != name]

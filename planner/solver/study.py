@@ -88,6 +88,7 @@ def axes_of(model: ModelSpec, request: ServeRequest, near_miss: float) -> Axes:
     """What to search: the pins, the methods, the engines, and the model's own divisibility rules."""
     from planner.estimator.memory.weights import weights_bytes
     from planner.models.limits import (
+        fewest_kv_heads,
         pipeline_parallel_problem,
         precision_parallel_problem,
         tensor_parallel_problem,
@@ -108,6 +109,7 @@ def axes_of(model: ModelSpec, request: ServeRequest, near_miss: float) -> Axes:
         lambda tp: [m for m in expert_modes(model, tp) if mode_wanted(m, pins)],
         lambda engine, p, needs: made_while_loading(model, engine, p, needs),
         lambda p, tp, ep: precision_parallel_problem(model, p, tp, ep),
+        fewest_kv_heads(model),
     )
 
 

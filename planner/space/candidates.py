@@ -59,6 +59,7 @@ class Axes:
     weights_bytes: of the whole model, by precision name. near_miss: keep replicas that need up to so many times the memory.
     published_bytes: of the weights as published. obtainable: can weights in this precision be had for this engine (published, or made while loading)?
     made_while_loading: does the engine convert the published weights itself? precision_rule: why a precision cannot be cut over so many ranks.
+    kv_heads: fewest key/value heads of a layer (None = no such layer).
     expert_modes: how the tensor-parallel group may be shared out, as (expert_parallel, attention_data_parallel) pairs.
     """
 
@@ -76,6 +77,7 @@ class Axes:
         False
     )
     precision_rule: Callable[[Precision, int, int], str | None] = lambda precision, tp, ep: None
+    kv_heads: int | None = None
 
 
 def pinned_rule(rule: Rule, wanted: int | None) -> Rule:
@@ -170,7 +172,7 @@ class _Builder:
             if (engine.name, hw.gpu.name) not in self.methods:
                 self.methods[engine.name, hw.gpu.name] = runnable(engine, hw, self.axes)
             methods = self.methods[engine.name, hw.gpu.name]
-            if engine_problem(engine, layout) is not None:
+            if engine_problem(engine, layout, self.axes.kv_heads) is not None:
                 self.excluded["engine cannot run the layout"] += len(methods)
                 continue
             for precision, kv, most_tensor, loads_whole in methods:

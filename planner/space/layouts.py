@@ -74,8 +74,17 @@ def layouts(hw: HardwareClass, tensor_rule: Rule, pipeline_rule: Rule) -> list[L
     return found
 
 
-def engine_problem(engine: EngineSpec, layout: Layout) -> str | None:
-    """Why the engine cannot run the layout, in words; None when it can."""
+def kv_heads_problem(engine: EngineSpec, tensor: int, kv_heads: int | None) -> str | None:
+    """Why an engine that does not copy key/value heads cannot cut attention over so many ranks; None when it can."""
+    if not engine.tensor_within_kv_heads or kv_heads is None or tensor <= kv_heads:
+        return None
+    return f"{engine.name} does not copy key/value heads: of {tensor} ranks those beyond {kv_heads} would hold no attention"
+
+
+def engine_problem(engine: EngineSpec, layout: Layout, kv_heads: int | None = None) -> str | None:
+    """Why the engine cannot run the layout, in words; None when it can. kv_heads: fewest key/value heads of a layer of the model."""
+    if problem := kv_heads_problem(engine, layout.tensor_parallel, kv_heads):
+        return problem
     if layout.tensor_parallel > 1 and not engine.tensor_parallel:
         return f"{engine.name} has no tensor parallelism"
     if layout.pipeline_parallel > 1 and not engine.pipeline_parallel:

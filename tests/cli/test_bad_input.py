@@ -172,7 +172,7 @@ def test_a_full_or_forbidden_disk_is_one_line(capsys, tmp_path):
 def test_output_that_nobody_reads_is_no_fault(shell: str) -> None:
     command = f"set -o pipefail; {sys.executable} -m planner solve --model 8b --on 1xh100-sxm {shell}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0
+    assert done.returncode in ((0, 141) if "head" in shell else (0,)), "141 where the reader left before the end"
     assert done.stderr == ""
 
 

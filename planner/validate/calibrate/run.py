@@ -13,8 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from planner.errors import InputError, MissingExtraError, PlannerError
+from planner.errors import InputError, InvalidValueError, MissingExtraError, PlannerError
 from planner.estimator.time.surfaces import read_data
+from planner.hardware.catalog import load_catalog
+from planner.hardware.names import gpu_names, name_key
 from planner.units import GB, GIB, TERA
 from planner.validate.calibrate.files import Measured, catalog_files, check_target, write
 from planner.validate.calibrate.grid import Point
@@ -33,6 +35,7 @@ def calibrate(
 ) -> dict[str, Any]:
     """Measure this machine and write it to `out` as a catalog folder. Returns what a person wants to see."""
     check_target(out)
+    _check_name(name)
     try:
         import transformers  # noqa: F401
     except ImportError:
@@ -43,6 +46,18 @@ def calibrate(
         measured = measure(machine, seconds, progress)
     written = write(out, catalog_files(name, machine, measured, _lender(machine)))
     return summary(name, machine, measured) | {"folder": str(out), "files": [str(path) for path in written]}
+
+
+def _check_name(name: str | None) -> None:
+    """InvalidValueError for a name that the packaged catalog has: a measured device would silently stand in its place."""
+    packaged = load_catalog()
+    table = gpu_names(packaged)
+    if name is not None and name_key(name) in table:
+        raise InvalidValueError(
+            f"--name {name!r} is {table[name_key(name)]} of the packaged catalog",
+            "plans with this folder would take the measured device for it",
+            f"Write for example --name this-{table[name_key(name)]}.",
+        )
 
 
 def summary(name: str, machine: Machine, m: Measured) -> dict[str, Any]:
