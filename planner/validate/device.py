@@ -167,6 +167,16 @@ def line(few: float, more: float, layers: int) -> float:
     return few + (more - few) * (layers - FEW) / (MORE - FEW)
 
 
+def at_all_layers(name: str, run: Callable[[int, bool], Times], layers: int, progress: Progress) -> Times:
+    """Times and peak at `layers` layers, from runs of FEW and of MORE. run: of so many layers, and whether it is the one to trace."""
+    few = run(FEW, False)
+    progress(name, 0.4)
+    more = run(MORE, True)
+    progress(name, 1.0)
+    peak = line(few.peak, more.peak, layers) if few.peak and more.peak else None
+    return Times(line(few.first_s, more.first_s, layers), line(few.second_s, more.second_s, layers), peak)
+
+
 @contextmanager
 def peak_bytes(device: Device, found: list[float]) -> Iterator[None]:
     """Appends the peak of what runs inside: of torch's allocator on an accelerator, of the resident set on a CPU."""

@@ -19,7 +19,7 @@ from planner.plan import Deployment, Plan
 from planner.request import Workload
 from planner.space.shard import Shard
 from planner.units import GIB
-from planner.validate.device import FEW, MORE, Place, Progress, Times, line, peak_bytes, profiled, timed_s
+from planner.validate.device import Place, Progress, Times, at_all_layers, peak_bytes, profiled, timed_s
 from planner.validate.dry import Part
 from planner.validate.dry_model import DTYPES, build, build_config
 
@@ -90,12 +90,12 @@ def serving(
     workload = Workload(int(w["input_tokens"]), int(w["output_tokens"]), 1.0)
     batch = running_sequences(plan)
     load = (workload.input_tokens, workload.input_tokens + workload.output_tokens // 2, batch)
-    few = _times(place, raw, dep, FEW, load, None)
-    progress("serving", 0.4)
-    more = _times(place, raw, dep, MORE, load, trace)
-    progress("serving", 1.0)
-    layers = len(spec.layers)
-    prefill, decode = line(few.first_s, more.first_s, layers), line(few.second_s, more.second_s, layers)
+
+    def run(layers: int, last: bool) -> Times:
+        return _times(place, raw, dep, layers, load, trace if last else None)
+
+    found = at_all_layers("serving", run, len(spec.layers), progress)
+    prefill, decode = found.first_s, found.second_s
     expected = predicted_serving_s(spec, dep, place, workload, batch)
     parts = [
         Part("prefill of one prompt", "ms", expected[0] * 1e3, prefill * 1e3),
@@ -114,9 +114,9 @@ def serving(
         notes.append(
             f"{dep.engine} has kernels and graphs of its own, which these modules are slower than; no tpot_ms is written for it."
         )
-    if few.peak and more.peak and whole and plan.memory is not None:
+    if found.peak and whole and plan.memory is not None:
         context = plan.memory.runtime_gib if place.device.cuda else 0.0  # CUDA's own, which torch does not count
-        peak, need = line(few.peak, more.peak, layers) / GIB + context, needed_gib(plan)
+        peak, need = found.peak / GIB + context, needed_gib(plan)
         parts.append(Part("peak memory", "GiB", need, peak))
         contract["peak_memory_gib"] = round(peak, 4)
     return parts, contract, notes

@@ -13,7 +13,7 @@ from planner.request import OFFLOADS, TrainJob
 from planner.space.hardware_classes import HardwareClass
 from planner.space.train_rows import TrainRows
 from planner.units import GIB
-from planner.validate.device import FEW, MORE, Place, Progress, Times, line, peak_bytes, profiled, timed_s
+from planner.validate.device import Place, Progress, Times, at_all_layers, peak_bytes, profiled, timed_s
 from planner.validate.dry import Part
 from planner.validate.dry_model import DTYPES, build, build_config, recompute
 
@@ -86,12 +86,12 @@ def training(
     if dep is None or dep.train is None:
         raise ValueError("a plan without training settings")
     train = dep.train
-    few = _times(place, raw, dep, train, FEW, None)
-    progress("training", 0.4)
-    more = _times(place, raw, dep, train, MORE, trace)
-    progress("training", 1.0)
-    layers = len(spec.layers)
-    work, step = line(few.first_s, more.first_s, layers), line(few.second_s, more.second_s, layers)
+
+    def run(layers: int, last: bool) -> Times:
+        return _times(place, raw, dep, train, layers, trace if last else None)
+
+    found = at_all_layers("training", run, len(spec.layers), progress)
+    work, step = found.first_s, found.second_s
     expected = predicted_training_s(spec, dep, train, place)
     parts = [
         Part("micro-batch", "ms", expected[0] * 1e3, work * 1e3),
@@ -105,8 +105,8 @@ def training(
     notes = [f"A step is {runs} micro-batch(es) and the optimizer: {ratio:.2f} times what is predicted for them."]
     if others > 0:
         notes.append(f"step_time_s holds {others:.3g} s of traffic and Trainer as predicted: neither is run here.")
-    if dep.gpus == 1 and few.peak and more.peak and plan.memory is not None:
-        peak = line(few.peak, more.peak, layers) / GIB
+    if dep.gpus == 1 and found.peak and plan.memory is not None:
+        peak = found.peak / GIB
         fixed = framework(dep.engine).on(place.gpu).number("context_gib") if place.device.cuda else 0.0
         parts.append(Part("peak memory", "GiB", plan.memory.total_gib, peak + fixed))
         contract["peak_memory_gib"] = round(peak + fixed, 4)

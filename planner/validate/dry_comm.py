@@ -64,6 +64,28 @@ def cut_by_tensor(model: Any, ranks: int, *, tied: bool) -> None:
     tied makes logits of its own share and gathers the others'.
     """
     torch, _ = torch_modules()
+    before, after = _before(), _after()
+
+    def enter(_module: Any, args: Any, kwargs: Any) -> Any:
+        if args:
+            return (before.apply(args[0]), *args[1:]), kwargs
+        return args, {**kwargs, "hidden_states": before.apply(kwargs["hidden_states"])}
+
+    for layer in model.model.layers:
+        for module, out in ((layer.self_attn, layer.self_attn.o_proj), (layer.mlp, layer.mlp.down_proj)):
+            module.register_forward_pre_hook(enter, with_kwargs=True)
+            out.register_forward_hook(lambda _m, _a, result: after.apply(result))
+    if not tied:
+        head, gather = model.lm_head, _gather(ranks)
+        model.lm_head = torch.nn.Linear(
+            head.in_features, head.out_features // ranks, bias=False, dtype=head.weight.dtype
+        )
+        model.lm_head.register_forward_hook(lambda _m, _a, result: gather.apply(result))
+
+
+def _before() -> Any:
+    """What stands before a cut matrix."""
+    torch, _ = torch_modules()
 
     class Before(torch.autograd.Function):  # type: ignore[misc, name-defined]
         """Identity; all-reduce of the gradient."""
@@ -76,6 +98,13 @@ def cut_by_tensor(model: Any, ranks: int, *, tied: bool) -> None:
         def backward(ctx: Any, grad: Any) -> Any:
             torch.distributed.all_reduce(grad)
             return grad
+
+    return Before
+
+
+def _after() -> Any:
+    """What stands after a matrix whose rows are cut."""
+    torch, _ = torch_modules()
 
     class After(torch.autograd.Function):  # type: ignore[misc, name-defined]
         """All-reduce in place; identity for the gradient."""
@@ -90,6 +119,13 @@ def cut_by_tensor(model: Any, ranks: int, *, tied: bool) -> None:
         def backward(ctx: Any, grad: Any) -> Any:
             return grad
 
+    return After
+
+
+def _gather(ranks: int) -> Any:
+    """What stands after a head whose vocabulary is cut."""
+    torch, _ = torch_modules()
+
     class Gather(torch.autograd.Function):  # type: ignore[misc, name-defined]
         """All ranks' shares side by side; this rank's share of the gradient."""
 
@@ -103,18 +139,4 @@ def cut_by_tensor(model: Any, ranks: int, *, tied: bool) -> None:
         def backward(ctx: Any, grad: Any) -> Any:
             return grad[..., : grad.shape[-1] // ranks].contiguous()
 
-    def enter(_module: Any, args: Any, kwargs: Any) -> Any:
-        if args:
-            return (Before.apply(args[0]), *args[1:]), kwargs
-        return args, {**kwargs, "hidden_states": Before.apply(kwargs["hidden_states"])}
-
-    for layer in model.model.layers:
-        for module, out in ((layer.self_attn, layer.self_attn.o_proj), (layer.mlp, layer.mlp.down_proj)):
-            module.register_forward_pre_hook(enter, with_kwargs=True)
-            out.register_forward_hook(lambda _m, _a, result: After.apply(result))
-    if not tied:
-        head = model.lm_head
-        model.lm_head = torch.nn.Linear(
-            head.in_features, head.out_features // ranks, bias=False, dtype=head.weight.dtype
-        )
-        model.lm_head.register_forward_hook(lambda _m, _a, result: Gather.apply(result))
+    return Gather

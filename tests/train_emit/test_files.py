@@ -16,7 +16,7 @@ import yaml
 from planner.emit import HEADER, render, write_files
 from planner.emit.train.layout import layout_of
 from planner.errors import InvalidValueError, NoPlanError, PlanFileError
-from planner.plan import Plan, load_plan, plan_to_yaml
+from planner.plan import Deployment, Plan, TrainSettings, load_plan, plan_to_yaml
 from tests.train_emit.plans import VERSIONS, offer, owned, plan, random_plan, tiny
 
 KEYS: dict[str, Any] = yaml.safe_load((Path(__file__).parent / "data/keys.yaml").read_text())
@@ -69,54 +69,66 @@ def check_numbers(made: Plan, texts: dict[str, str]) -> None:
         assert settings[name] == getattr(train, name), name
     assert settings["world_size"] == dep.gpus
     if "ds_config.json" in texts:
-        config = json.loads(texts["ds_config.json"])
-        rows = config["train_micro_batch_size_per_gpu"] * config["gradient_accumulation_steps"] * dep.data_parallel
-        assert config["train_batch_size"] == rows == train.global_batch_size
-        assert config["zero_optimization"]["stage"] == train.zero_stage
-        assert config.get("bf16", {}).get("enabled", False) == (dep.precision == "bf16")
-        assert config.get("fp16", {}).get("loss_scale", -1) == (0 if dep.precision == "fp16" else -1)
-        places = [
-            config["zero_optimization"].get(f"offload_{part}", {}).get("device", "none")
-            for part in ("optimizer", "param")
-        ]
-        assert (
-            places
-            == {"none": ["none", "none"], "optimizer": ["cpu", "none"], "optimizer+parameters": ["cpu", "cpu"]}[
-                train.offload
-            ]
-        )
-        assert config.get("tensor_parallel", {}).get("autotp_size", 1) == dep.tensor_parallel
+        check_deepspeed(dep, train, json.loads(texts["ds_config.json"]))
     if "accelerate.yaml" in texts:
-        tree = yaml.safe_load(texts["accelerate.yaml"])
-        assert tree["num_processes"] == dep.gpus
-        assert tree["distributed_type"] == ("FSDP" if train.zero_stage else "MULTI_GPU")
-        if train.zero_stage:
-            assert tree["fsdp_config"]["fsdp_reshard_after_forward"] == (train.zero_stage == 3)
-            assert tree["fsdp_config"]["fsdp_activation_checkpointing"] == (train.checkpoint_interval == 1)
+        check_accelerate(dep, train, yaml.safe_load(texts["accelerate.yaml"]))
     if "titan" in settings:
-        sizes = settings["titan"]["parallelism"]
-        ranks = (
-            "tensor_parallel_degree",
-            "pipeline_parallel_degree",
-            "context_parallel_degree",
-            "data_parallel_shard_degree",
-            "data_parallel_replicate_degree",
-        )
-        product = 1
-        for name in ranks:
-            product *= sizes[name]
-        assert product == dep.gpus
-        local = settings["titan"]["training"]["local_batch_size"]
-        assert local == train.micro_batch_size * (train.gradient_accumulation_steps if dep.pipeline_parallel > 1 else 1)
-        if "module_fqns_per_model_part" in sizes:
-            parts = sizes["module_fqns_per_model_part"]
-            assert [len([n for n in p if n.startswith("layers.")]) for p in parts] == list(train.layers_per_stage or ())
-            assert [n for p in parts for n in p] == [
-                "tok_embeddings",
-                *[f"layers.{i}" for i in range(made.model.layers)],
-                "norm",
-                "lm_head",
-            ]
+        check_titan(made, dep, train, settings["titan"])
+
+
+def check_deepspeed(dep: Deployment, train: TrainSettings, config: dict[str, Any]) -> None:
+    """The batch, the stage, what is offloaded."""
+    rows = config["train_micro_batch_size_per_gpu"] * config["gradient_accumulation_steps"] * dep.data_parallel
+    assert config["train_batch_size"] == rows == train.global_batch_size
+    assert config["zero_optimization"]["stage"] == train.zero_stage
+    assert config.get("bf16", {}).get("enabled", False) == (dep.precision == "bf16")
+    assert config.get("fp16", {}).get("loss_scale", -1) == (0 if dep.precision == "fp16" else -1)
+    places = [
+        config["zero_optimization"].get(f"offload_{part}", {}).get("device", "none") for part in ("optimizer", "param")
+    ]
+    assert (
+        places
+        == {"none": ["none", "none"], "optimizer": ["cpu", "none"], "optimizer+parameters": ["cpu", "cpu"]}[
+            train.offload
+        ]
+    )
+    assert config.get("tensor_parallel", {}).get("autotp_size", 1) == dep.tensor_parallel
+
+
+def check_accelerate(dep: Deployment, train: TrainSettings, tree: dict[str, Any]) -> None:
+    """The processes and how FSDP shards."""
+    assert tree["num_processes"] == dep.gpus
+    assert tree["distributed_type"] == ("FSDP" if train.zero_stage else "MULTI_GPU")
+    if train.zero_stage:
+        assert tree["fsdp_config"]["fsdp_reshard_after_forward"] == (train.zero_stage == 3)
+        assert tree["fsdp_config"]["fsdp_activation_checkpointing"] == (train.checkpoint_interval == 1)
+
+
+def check_titan(made: Plan, dep: Deployment, train: TrainSettings, titan: dict[str, Any]) -> None:
+    """The degrees, the batch of a pipeline, the layers of its stages."""
+    sizes = titan["parallelism"]
+    ranks = (
+        "tensor_parallel_degree",
+        "pipeline_parallel_degree",
+        "context_parallel_degree",
+        "data_parallel_shard_degree",
+        "data_parallel_replicate_degree",
+    )
+    product = 1
+    for name in ranks:
+        product *= sizes[name]
+    assert product == dep.gpus
+    local = titan["training"]["local_batch_size"]
+    assert local == train.micro_batch_size * (train.gradient_accumulation_steps if dep.pipeline_parallel > 1 else 1)
+    if "module_fqns_per_model_part" in sizes:
+        parts = sizes["module_fqns_per_model_part"]
+        assert [len([n for n in p if n.startswith("layers.")]) for p in parts] == list(train.layers_per_stage or ())
+        assert [n for p in parts for n in p] == [
+            "tok_embeddings",
+            *[f"layers.{i}" for i in range(made.model.layers)],
+            "norm",
+            "lm_head",
+        ]
 
 
 @pytest.mark.parametrize("seed", range(60))
