@@ -2,7 +2,7 @@
 
 One rank of the planned sharding runs on fake tensors: shapes and dtypes are real, nothing is stored, no weight is loaded.
 Counted are tensors alone. From the planned total the CUDA context, communicators and fragmentation of training.yaml are
-taken off before it is compared: tensors = (total - context - communicators) / (1 + fragmentation).
+taken off before it is compared: tensors = (total - context - communicators) / (1 + fragmentation), less what the heap of a CPU process keeps.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ from planner.models.flops import decode_flops, matmul_flops_per_token, prefill_f
 from planner.models.precision import Precision, kv_dtype, precision
 from planner.models.spec import Attention, DenseMlp, ModelSpec
 from planner.plan import Deployment, MemoryUse, Plan, TrainSettings
+from planner.request import TrainJob
+from planner.space.hardware_classes import HardwareClass
+from planner.space.train_rows import TrainRows
 from planner.units import GIB
 from planner.validate.dry_model import EXPERT_TYPES, raw_config, spec_of, torch_modules
 from planner.validate.dry_rank import Rank, Stage, refuse, stages_of_plan, words
@@ -99,8 +102,12 @@ def dry_run(plan: Plan) -> DryRun:
             warnings.simplefilter("ignore")
             torch_modules()
             if dep.train is not None:
-                stack = framework(dep.engine).on(planned_gpu(plan, dep)[0])
-                return _training(raw, spec, dep, dep.train, planned_tensors_gib(stack, dep, memory), memory)
+                gpu, catalog = planned_gpu(plan, dep)
+                heap = planned_heap_gib(
+                    spec, dep, dep.train, HardwareClass(gpu, dep.gpus, catalog.links[gpu.default_link], None, ())
+                )
+                tensors = planned_tensors_gib(framework(dep.engine).on(gpu), dep, memory, heap)
+                return _training(raw, spec, dep, dep.train, tensors, memory)
             return _serving(raw, spec, plan, dep, memory)
     finally:
         if not collecting:
@@ -174,8 +181,15 @@ def _messages(
 def planned_messages(spec: ModelSpec, dep: Deployment, train: TrainSettings) -> dict[str, float]:
     """step_messages of the estimator for this plan."""
     from planner.estimator.time.train_traffic import step_messages
-    from planner.request import OFFLOADS, TrainJob
-    from planner.space.train_rows import TrainRows
+
+    job, rows = _job_and_row(dep, train)
+    found = step_messages(spec, job, framework(dep.engine), rows)
+    return {kind: float(values[0]) for kind, values in found.items()}
+
+
+def _job_and_row(dep: Deployment, train: TrainSettings) -> tuple[TrainJob, TrainRows]:
+    """What the estimators take, of a plan."""
+    from planner.request import OFFLOADS
 
     job = TrainJob(
         method=train.method, seq_len=train.seq_len, optimizer=train.optimizer, precision=dep.precision,
@@ -184,8 +198,7 @@ def planned_messages(spec: ModelSpec, dep: Deployment, train: TrainSettings) -> 
     row = (0, dep.tensor_parallel, dep.pipeline_parallel, dep.context_parallel, dep.data_parallel, dep.expert_parallel,
            train.zero_stage, train.micro_batch_size, train.gradient_accumulation_steps, train.checkpoint_interval,
            OFFLOADS.index(train.offload))  # fmt: skip
-    found = step_messages(spec, job, framework(dep.engine), TrainRows.of([row]))
-    return {kind: float(values[0]) for kind, values in found.items()}
+    return job, TrainRows.of([row])
 
 
 def _more_notes(dep: Deployment, train: TrainSettings, raw: dict[str, Any], rank: Rank) -> list[str]:
@@ -211,11 +224,20 @@ _STAND_INS = {
 }
 
 
-def planned_tensors_gib(stack: Framework, dep: Deployment, memory: MemoryUse) -> float:
-    """(total - context - communicators) / (1 + fragmentation) of a training plan, constants of the framework on the planned device."""
+def planned_heap_gib(spec: ModelSpec, dep: Deployment, train: TrainSettings, machine: HardwareClass) -> float:
+    """What a process of a CPU plan holds at the step beyond its tensors' peak (memory/training.py, heap); 0 on GPUs."""
+    from planner.estimator.memory.training import training_memory
+
+    job, rows = _job_and_row(dep, train)
+    return float(training_memory(spec, job, machine, [framework(dep.engine)], rows).heap_bytes[0]) / GIB
+
+
+def planned_tensors_gib(stack: Framework, dep: Deployment, memory: MemoryUse, heap_gib: float) -> float:
+    """(total - context - communicators) / (1 + fragmentation) - heap of a training plan, constants of the framework on the planned
+    device."""
     n = stack.number
     fixed = n("context_gib") + (n("nccl_gib") if dep.gpus > 1 else 0.0)
-    return (memory.total_gib - fixed) / (1 + n("fragmentation"))
+    return (memory.total_gib - fixed) / (1 + n("fragmentation")) - heap_gib
 
 
 def planned_step_flops(spec: ModelSpec, train: TrainSettings, tensor: int, stage: Stage) -> float:

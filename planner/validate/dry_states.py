@@ -52,8 +52,10 @@ def beside(model: Any, rank: Rank, half: Any) -> list[Any]:
     if rank.engine != "deepspeed" or rank.stage == 0:
         return []
     size = int(framework("deepspeed").number("bucket_elements"))
-    bucket = min(size, params) if rank.resident else size
-    buckets = [torch.zeros(bucket, dtype=half) for _ in range(2 if rank.stage == 2 else 1)]
+    wanted = [size] * (2 if rank.stage == 2 else 1)
+    if rank.resident:  # the second is written when the first is full; stage 1 moves its gradients into the bucket
+        wanted = [] if rank.stage == 1 else [min(size, max(0, params - i * size)) for i in range(len(wanted))]
+    buckets = [torch.zeros(elements, dtype=half) for elements in wanted]
     if rank.stage < 3:
         return buckets
     mine = 0 if rank.offload != "none" else -(-params // rank.world)

@@ -2,8 +2,9 @@
 
     backward = weights + optimizer + buffers + max(gradients held + stored + max(logits + next, live + layers), gradients + live + layers)
     step     = weights + gradients + optimizer + temporary of the step
+    heap     = what a CPU process holds at the step beyond these: buffers + stored + ... of backward, and the optimizer's temporaries
     load     = what a rank holds while the checkpoint is read
-    peak     = max of the three + context, communicators, fragmentation
+    peak     = max of the three + heap + context, communicators, fragmentation
 
 The backward of a ZeRO-3 head beside its live parameters: its gradient whole, once more where it is reduced, 16-bit logits twice.
 layers: unsharded weights and gradients of the layers at work, next: of the one that backward begins with.
@@ -43,7 +44,7 @@ HEAD_LOGITS_BYTES = 4.0  # 16-bit logits and their gradient
 class TrainMemory:
     """Bytes on the worst rank at the worst moment, equal-length arrays. worst_moment: 0 load, 1 backward, 2 step.
 
-    The seven parts are those of the worst stage (activations and logits at backward); steady: between steps.
+    heap_bytes, a part of runtime: held at the step beyond the tensors' peak (CPU). The seven parts are those of the worst stage (activations and logits at backward); steady: between steps.
     usable_bytes: what the GPU offers. host_ram_bytes: per machine, a hard constraint.
     """
 
@@ -54,6 +55,7 @@ class TrainMemory:
     logits_bytes: FloatArray
     buffers_bytes: FloatArray
     runtime_bytes: FloatArray
+    heap_bytes: FloatArray
     steady_bytes: FloatArray
     peak_bytes: FloatArray
     usable_bytes: FloatArray
@@ -70,8 +72,7 @@ class TrainMemory:
 class _States:
     """Bytes of one stage that do not depend on checkpoints: by part, and at the moments of load and step.
 
-        The backward of a ZeRO-3 head beside its live parameters: its gradient whole, once more where it is reduced, 16-bit logits twice.
-    layers: unsharded weights and gradients of the layers at work, beside the buffers that are there all the time.
+    temporary: of an optimizer that is not fused. layers: unsharded weights and gradients of the layers at work, beside the buffers that are there all the time.
     """
 
     weights: FloatArray
@@ -82,6 +83,7 @@ class _States:
     held: FloatArray
     load: FloatArray
     step: FloatArray
+    temporary: FloatArray
 
 
 @dataclass(frozen=True)
@@ -125,8 +127,10 @@ def _states(stage: RankStage, rows: _Rows, per: StateBytes, job: TrainJob, frame
     buffers, layers = _buffers(stage, rows, per, job, framework, params=(dense, experts))
     hold = ((n("gradients_held") > 0) & (rows.zero >= n("held_from_stage"))) | (rows.micro_batches > 1)
     step = weights + gradients + optimizer + np.where(on_cpu, 0.0, per.step * sharded)
+    temporary = n("optimizer_temporary_bytes") * _sharded(dense, experts, rows, 1)
     load = _load_bytes(stage, rows, per, job, framework)
-    return _States(weights, gradients, optimizer, buffers, layers, np.where(hold, gradients, 0.0), load, step)
+    held = np.where(hold, gradients, 0.0)
+    return _States(weights, gradients, optimizer, buffers, layers, held, load, step, temporary)
 
 
 def _kept_bytes(stage: RankStage, at: IntArray, rows: TrainRows, framework: Framework) -> tuple[FloatArray, FloatArray]:
@@ -180,15 +184,24 @@ def _buffers(
         total = total + np.where(rows.zero == 2, whole, 0.0)
         layered = layered + np.where(rows.zero == 2, gradients, 0.0)
     elif n("bucket_elements"):
-        written = n("bucket_elements") if n("bucket_whole") else np.minimum(n("bucket_elements"), dense + experts)
-        bucket = PLAIN_BYTES * written
-        total = total + np.where(rows.zero >= 1, bucket * np.where(rows.zero == 2, 2.0, 1.0), 0.0)
+        total = total + PLAIN_BYTES * _bucket_elements(framework, rows.zero, dense + experts)
     whole_gradients = np.where(rows.micro_batches > 1, n("accumulated_bytes"), 0.0)
     unsharded = (per.extra + whole_gradients) * (dense + experts) + np.where(
         rows.alone, 0.0, min(n("ddp_bucket_bytes"), per.gradients) * (dense + experts)
     )
     none = rows.alone & (rows.zero != 3)
     return np.asarray(np.where(none, 0.0, total) + unsharded), np.asarray(np.where(none, 0.0, layered))
+
+
+def _bucket_elements(framework: Framework, zero: IntArray, params: FloatArray) -> FloatArray:
+    """Elements of DeepSpeed's reduce buckets, two in stage 2, of which a process without bucket_whole holds what is written.
+
+    There the second bucket is written when the first is full, and stage 1 moves its gradients into the bucket.
+    """
+    size, each = framework.number("bucket_elements"), np.where(zero == 2, 2.0, 1.0)
+    if framework.number("bucket_whole"):
+        return np.asarray(np.where(zero >= 1, each * size, 0.0))
+    return np.asarray(np.where(zero >= 2, np.minimum(each * size, params), 0.0))
 
 
 def _load_bytes(stage: RankStage, rows: _Rows, per: StateBytes, job: TrainJob, framework: Framework) -> FloatArray:
@@ -237,14 +250,14 @@ def _one_framework(
     chosen = rank_stages(model, job, framework, (tensor, context, expert, micro), shape)
     chosen = chosen[: len(chosen) if pipeline.max() > 1 else 1]
     parts = [_states(stage, view, per, job, framework) for stage in chosen]
-    peak, moment, which, activations = _peaks(chosen, parts, (at, group), rows, framework, model.tie_embeddings)
+    peak, heap, moment, which, activations = _peaks(chosen, parts, (at, group), rows, framework, model.tie_embeddings)
     place, keeps = which * len(few) + group, n("gradients_held") or n("steady_gradients")
 
     def gather(values: Callable[[_States], FloatArray]) -> FloatArray:
         return np.asarray(np.concatenate([values(p) for p in parts])[place])
 
     fixed = (n("context_gib") + np.where(few.world > 1, n("nccl_gib"), 0.0)) * GIB
-    runtime = fixed[group] + n("fragmentation") * peak
+    runtime = fixed[group] + heap + n("fragmentation") * (peak + heap)
     return {
         "weights": gather(lambda p: p.weights),
         "gradients": gather(lambda p: p.gradients),
@@ -254,6 +267,7 @@ def _one_framework(
         "buffers": gather(lambda p: p.buffers + p.layers),
         "steady": gather(lambda p: p.weights + p.optimizer + (p.gradients if keeps else 0.0)),
         "runtime": runtime,
+        "heap": heap,
         "peak": peak + runtime,
         "moment": moment,
         "host": host_bytes(model, job, hw, framework, few)[group],
@@ -267,8 +281,8 @@ def _peaks(
     rows: TrainRows,
     framework: Framework,
     tied: bool,
-) -> tuple[FloatArray, FloatArray, IntArray, FloatArray]:
-    """Peak without runtime, its moment, the number of the worst stage and its activations, per row.
+) -> tuple[FloatArray, FloatArray, FloatArray, IntArray, FloatArray]:
+    """Peak without runtime, what a CPU process holds above it at the step, its moment, the number of the worst stage and its activations, per row.
 
     places: index of each row into the stages' combinations and into the states. tied: head and embedding are one, and the
     head's gradient waits for the embedding's.
@@ -277,7 +291,7 @@ def _peaks(
     n, peak = framework.number, np.full(len(rows), -1.0)
     live_rules = (n("max_live_elements") > 0) & (rows.zero_stage == 3)
     waits = n("head_gradient_held") or (tied and n("tied_gradient_held"))
-    moment, activations, which = peak, peak, np.zeros(len(rows), dtype=np.int64)
+    moment, activations, heap, which = peak, peak, np.zeros(len(rows)), np.zeros(len(rows), dtype=np.int64)
     for number, (stage, part) in enumerate(zip(stages, parts, strict=True)):
         stored, live = _kept_bytes(stage, at, rows, framework)
         more, upcoming = _gathered_bytes(stage, at, rows, framework)
@@ -289,13 +303,15 @@ def _peaks(
         during = np.maximum(part.held[group] + stored + first, part.gradients[group] + busy)
         backward = (part.weights + part.optimizer + part.buffers)[group] + during
         still = np.maximum(part.load, part.step)[group]
+        kept = n("heap_kept") * (part.buffers[group] + stored + first) + part.temporary[group]
         worse = np.maximum(still, backward) > peak
         other = np.where(part.step >= part.load, STEP, LOAD)[group]
+        heap = np.where(worse, np.maximum(part.step[group] + kept - np.maximum(still, backward), 0.0), heap)
         moment = np.where(worse, np.where(backward >= still, BACKWARD, other), moment)
         activations = np.where(worse, stored + live, activations)
         which = np.where(worse, number, which)
         peak = np.where(worse, np.maximum(still, backward), peak)
-    return peak, moment, which, activations
+    return peak, heap, moment, which, activations
 
 
 def training_memory(
@@ -314,7 +330,7 @@ def training_memory(
     """
     size, names = (
         len(rows),
-        ("weights", "gradients", "optimizer", "activations", "logits", "buffers", "runtime", "steady", "peak"),
+        ("weights", "gradients", "optimizer", "activations", "logits", "buffers", "runtime", "heap", "steady", "peak"),
     )
     columns = {k: np.zeros(size) for k in (*names, "moment", "host")}
     for number, framework in enumerate(frameworks):

@@ -22,6 +22,7 @@ from planner.estimator.time.collectives import (
 )
 from planner.estimator.time.train_gathers import gather_passes
 from planner.estimator.time.train_layers import Work
+from planner.estimator.time.train_passes import fresh_s, reduce_passes_s
 from planner.estimator.train_stages import stages_of
 from planner.hardware.records import Link
 from planner.models.spec import Attention, DenseMlp, LatentAttention, ModelSpec, MoeMlp
@@ -171,8 +172,9 @@ def sync_s(
 ) -> Sync:
     """keys: index of the combination, tensor, context, data, expert parallel, ZeRO stage, layers per checkpoint (where they matter)."""
     at, tensor, context, data, expert, zero, interval = keys
-    dense, experts, frozen, layers = (
-        np.max([getattr(s, name)[at] for s in stages], axis=0) for name in ("dense", "experts", "frozen", "layers")
+    dense, experts, frozen, layers, largest, ends = (
+        np.max([getattr(s, name)[at] for s in stages], axis=0)
+        for name in ("dense", "experts", "frozen", "layers", "largest", "other")
     )
     ranks = data * context
     group = _groups(hw, tensor, ranks)
@@ -196,9 +198,41 @@ def sync_s(
     each = each + 2 * seconds(moved.reduce_each) * _flat(group.all_reduce)
     once = seconds(moved.gather_once) + seconds(moved.scatter_once, move=reduce_scatter_s)
     once = once + 2 * seconds(moved.reduce_once) * _flat(group.all_reduce)
+    again_each, again_once = _allocated_s(framework, moved, (dense + experts, largest, ends), zero)
+    several = (ranks > 1).astype(float)
+    each, once = each + again_each * several, once + again_once * several
+    bucket = np.minimum(dense + experts, framework.number("bucket_elements"))
+    copies = reduce_passes_s(hw.gpu, framework, zero, dense + experts, bucket) * several
+    each, once = each + copies * (zero >= 2), once + copies * (zero < 2)
     split = np.where(zero >= 1, ranks, 1)
     owned = dense / split + experts / np.where(zero >= 1, spread, 1)
     return Sync(each, once, np.where(zero == 3, each_gather / (passes * calls), 0.0), owned)
+
+
+def _allocated_s(
+    framework: Framework, moved: DataMessages, params: tuple[FloatArray, FloatArray, FloatArray], zero: IntArray
+) -> tuple[FloatArray, FloatArray]:
+    """Seconds of first touch of what gathers and scatters allocate, of a micro-batch and once a step.
+
+    A message is a bucket, or a layer and the ends (embedding and head) where weights are gathered by module. params: of all,
+    of the largest layer, of the ends.
+    """
+    n, (total, largest, ends) = framework.number, params
+    bucket = np.minimum(total, n("bucket_elements")) if n("bucket_elements") else largest
+
+    def of(message: tuple[FloatArray, FloatArray], copies: str, modules: npt.ArrayLike) -> FloatArray:
+        whole = message[0] + message[1]
+        per = whole / np.maximum(total, 1.0)
+        split = fresh_s(framework, per * (total - ends), ELEMENT_BYTES * largest)
+        split = split + fresh_s(framework, per * ends, ELEMENT_BYTES * ends)
+        return np.asarray(n(copies) * np.where(modules, split, fresh_s(framework, whole, per * bucket)))
+
+    by_module = not n("bucket_elements")
+    each = of(moved.gather_each, "gather_fresh", np.ones_like(zero)) + of(
+        moved.scatter_each, "scatter_fresh", by_module
+    )
+    once = of(moved.gather_once, "gather_fresh", by_module) + of(moved.scatter_once, "scatter_fresh", by_module)
+    return each, once
 
 
 def step_messages(model: ModelSpec, job: TrainJob, framework: Framework, rows: TrainRows) -> dict[str, FloatArray]:
@@ -226,7 +260,8 @@ def step_messages(model: ModelSpec, job: TrainJob, framework: Framework, rows: T
 
     hidden = ELEMENT_BYTES * model.hidden * rows.micro_batch_size * float(job.seq_len) / rows.context_parallel
     stop = framework.number("early_stop") * isinstance(model.layers[-1].mlp, DenseMlp)
-    again = np.where(interval > 0, 2.0 - stop / np.maximum(1, interval), 0.0)
+    stops = stop * (rows.zero_stage < framework.number("early_stop_below"))
+    again = np.where(interval > 0, 2.0 - stops / np.maximum(1, interval), 0.0)
     inner = (4.0 + again) * layers * hidden * m * (rows.tensor_parallel > 1)
     whole = not framework.number("logits_split") and not (
         model.tie_embeddings and framework.number("tied_logits_split")

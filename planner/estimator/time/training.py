@@ -7,7 +7,7 @@
 Data-parallel traffic is that of the fullest stage and hides behind the compute of a mean stage.
 
 Volumes in model bytes: ZeRO-0 all-reduce; 1: reduce-scatter and all-gather once a step; 2: reduce-scatter every
-micro-batch; 3: two all-gathers and a reduce-scatter every micro-batch. Tensor parallel: two all-reduces of 2 b s h a
+micro-batch (DeepSpeed all-reduces in both); 3: two all-gathers and a reduce-scatter every micro-batch. Tensor parallel: two all-reduces of 2 b s h a
 layer forward, two backward.
 Measured error: see planner accuracy --training.
 """
@@ -20,19 +20,18 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from planner.engines.training import Framework, host_link_gb_per_s
+from planner.engines.training import Framework
 from planner.estimator.memory.train_activations import layer_kept_bytes
 from planner.estimator.memory.train_ranks import rank_stages
-from planner.estimator.memory.train_states import train_state_bytes
 from planner.estimator.time.kernels import peak_flops
 from planner.estimator.time.train_layers import Passes, Work, gemm, last_gemm_s, layer_passes
+from planner.estimator.time.train_passes import optimizer_s
 from planner.estimator.time.train_traffic import Sync, between_stages_s, layer_traffic, offload_s, sync_s
 from planner.estimator.train_stages import Cut, Stages, floor_stages, layer_flops_per_token, stages_of
 from planner.models.spec import ModelSpec
 from planner.request import TrainJob
 from planner.space.hardware_classes import HardwareClass
 from planner.space.train_rows import IntArray, TrainRows, compact
-from planner.units import GB
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -172,7 +171,7 @@ def _one_framework(
     outside = (2 * replica > hw.gpus_per_node).astype(np.int64)
     again = (rows.checkpoint_interval > 0).astype(float)
     m, p, hop = rows.gradient_accumulation_steps, rows.pipeline_parallel, 2 * hops[outside, at]
-    skips = again / np.maximum(1, rows.checkpoint_interval)
+    skips = again * (rows.zero_stage < framework.number("early_stop_below")) / np.maximum(1, rows.checkpoint_interval)
     forward, back, out, inward, tail, reduced = _slowest(slots, at, again, skips)
     compute, recompute = forward + back, forward * again - tail * skips
     traffic = hop + out + inward + out * again - reduced * skips
@@ -194,7 +193,7 @@ def _one_framework(
     backward = slots.mean_backward[at] + mean_again
     exposed = _exposed_s(sync, at2, framework, m, (slots.mean_forward[at] + backward, backward))
     exposed = exposed + tied[outside, at]
-    optimizer = _optimizer_s(job, hw, framework, rows, sync.owned[at2])
+    optimizer = optimizer_s(job, hw.gpu, framework, rows, sync.owned[at2])
     offload = offload_s(job, hw, framework, rows, sync.owned[at2])
     slot = compute + recompute + traffic
     return {
@@ -228,17 +227,6 @@ def _exposed_s(
     return np.asarray(left + n("hidden_tax") * np.maximum(each * m + once - left, 0.0))
 
 
-def _optimizer_s(
-    job: TrainJob, hw: HardwareClass, framework: Framework, rows: TrainRows, owned: FloatArray
-) -> FloatArray:
-    """The step on the GPU streams every state in and out once; paged moments cross the host link."""
-    n, per = framework.number, train_state_bytes(job, framework)
-    moved = 2 * per.optimizer + per.gradients + per.weights
-    stream = moved * owned / (hw.gpu.bandwidth_gb_per_s * GB * n("optimizer_efficiency"))
-    paged = 2 * per.host * owned / (host_link_gb_per_s(hw.gpu) * GB)
-    return np.asarray(np.where(rows.offload > 0, 0.0, stream + paged) + n("step_overhead_s"))
-
-
 def layer_and_head_s(
     model: ModelSpec, job: TrainJob, hw: HardwareClass, framework: Framework, rows: TrainRows
 ) -> tuple[FloatArray, FloatArray]:
@@ -252,7 +240,8 @@ def layer_and_head_s(
     share = np.array([n for _, n in model.layer_groups]) / len(model.layers)
     once = ((costs.forward + costs.backward + costs.out + costs.back) * share).sum(1)
     repeat = ((costs.forward + costs.out) * share).sum(1)
-    saved = ((costs.tail + costs.reduced) * share).sum(1)[at] / np.maximum(1, rows.checkpoint_interval)
+    stops = rows.zero_stage < framework.number("early_stop_below")
+    saved = ((costs.tail + costs.reduced) * share).sum(1)[at] * stops / np.maximum(1, rows.checkpoint_interval)
     head = (costs.head.forward + costs.head.inputs)[at] + costs.head.forward[at] * again
     return once[at] + (repeat[at] - saved) * again, head
 

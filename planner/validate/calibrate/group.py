@@ -11,6 +11,9 @@ from typing import Any
 from planner.validate.calibrate.clock import Device
 
 SIZES = (1024, 16 * 1024, 256 * 1024, 2**20, 4 * 2**20, 16 * 2**20, 64 * 2**20)
+CPU_LARGEST_BYTES = (
+    16 * 2**20
+)  # beyond 32 MiB buffers are fresh memory, which the estimate counts by itself (fresh_from_bytes)
 SMALL_BYTES = 16 * 1024
 LARGE_BYTES = 2**20
 LEAST_RUNS = 4
@@ -39,23 +42,23 @@ def _each_s(device: Device, dist: Any, work: Callable[[], Any], budget_s: float)
 def collectives(
     device: Device, dist: Any, ranks: int, budget_s: float, tick: Callable[[float], None]
 ) -> dict[str, list[tuple[float, float]]]:
-    """(message bytes, seconds) of each collective. The message is what every rank ends up with, or starts from."""
+    """(message bytes, seconds) of each collective that frameworks call. The message is what every rank ends up with, or starts from."""
     torch = device.torch
     found: dict[str, list[tuple[float, float]]] = {"all_reduce": [], "all_gather": [], "reduce_scatter": []}
-    share = budget_s / (3 * len(SIZES))
-    for done, size in enumerate(SIZES):
+    sizes = [size for size in SIZES if device.cuda or size <= CPU_LARGEST_BYTES]
+    share = budget_s / (3 * len(sizes))
+    for done, size in enumerate(sizes):
         count = size // 4 // ranks * ranks
         whole = torch.ones(count, dtype=torch.float32, device=device.name)
         part = torch.ones(count // ranks, dtype=torch.float32, device=device.name)
-        pieces = list(whole.chunk(ranks))
         works: dict[str, Callable[[], Any]] = {
             "all_reduce": partial(dist.all_reduce, whole),
-            "all_gather": partial(dist.all_gather, pieces, part),
-            "reduce_scatter": partial(dist.reduce_scatter, part, pieces),
+            "all_gather": partial(dist.all_gather_into_tensor, whole, part),
+            "reduce_scatter": partial(dist.reduce_scatter_tensor, part, whole),
         }
         for name, work in works.items():
             found[name].append((float(4 * count), _each_s(device, dist, work, share)))
-        tick((done + 1) / len(SIZES))
+        tick((done + 1) / len(sizes))
     return found
 
 

@@ -49,6 +49,20 @@ def memory_rate(device: Device, budget_s: float) -> float:
     return 2 * count / min(copied, scaled)
 
 
+def first_touch(device: Device, budget_s: float) -> dict[str, float]:
+    """first_touch_s_per_gb: a fill of memory just allocated against one of memory in use, in blocks that malloc always maps afresh.
+
+    An accelerator's allocator keeps its blocks.
+    """
+    if device.cuda:
+        return {}
+    torch, count = device.torch, 256 * 2**20
+    used = torch.zeros(count // 4, dtype=torch.float32)
+    fresh = shortest_s(device, lambda: torch.empty(count // 4, dtype=torch.float32).fill_(1.0), budget_s / 2)
+    again = shortest_s(device, lambda: used.fill_(1.0), budget_s / 2)
+    return {"first_touch_s_per_gb": max(0.0, fresh - again) / count * GB}
+
+
 def host_rate(device: Device, budget_s: float) -> float:
     """Bytes/s from host memory to the device; of a copy within host memory on a CPU."""
     count = 128 * 2**20

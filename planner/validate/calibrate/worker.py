@@ -78,9 +78,10 @@ def _tell(rank: int, stage: str, share: float) -> None:
 
 def _measure(device: Device, settings: dict[str, Any], transformers: Any, say: _Say) -> dict[str, Any]:
     torch, seconds = device.torch, float(settings["seconds"])
-    tick, budget = say.stage("rates"), seconds * SHARES["rates"] / 5
+    tick, budget = say.stage("rates"), seconds * SHARES["rates"] / 6
     copy = kernels.memory_rate(device, budget)
     host = kernels.host_rate(device, budget)
+    touch = kernels.first_touch(device, budget)
     fastest = kernels.product_rate(device, torch.bfloat16, budget)
     plain = kernels.product_rate(device, torch.float32, budget)
     tiny = device.random(16, 64, dtype=torch.bfloat16), device.random(64, 64, dtype=torch.bfloat16)
@@ -94,7 +95,7 @@ def _measure(device: Device, settings: dict[str, Any], transformers: Any, say: _
         points[kernel] = kernels.measure(device, kernel, roof, seconds * SHARES[kernel], room, tick)
     busy = None if device.now is time.perf_counter else (time.thread_time() - own) / (time.perf_counter() - began)
     surface = KernelFile("measured", kernel_text(points, settings["lender"], ""))
-    floors = {} if device.cuda else {"kernel_floor_us": floor * 1e6}
+    floors = touch if device.cuda else {"kernel_floor_us": floor * 1e6, **touch}
     gpu = Gpu(
         "this", "cpu" if not device.cuda else "nvidia", "", 1.0, 1.0, roof.bytes_per_s / GB, {"bf16": roof.flops / TERA}, None, 4, None,
         kernels=surface, measured=floors, cpu_threads=settings["threads"] or None,
