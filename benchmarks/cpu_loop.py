@@ -1,7 +1,7 @@
 """Predicted against measured on this machine's CPU: python -m benchmarks.cpu_loop --catalog DIR [--out FILE.csv] [--only NAME ...]
 
 Plans ten training runs on `2xthis-cpu` (a folder of `planner calibrate --device cpu --processes 2`), runs the emitted launch.sh of
-each, and compares the step time and the memory of the fullest process.
+each, and compares the step time and the memory of the fullest process; and four servers (benchmarks/cpu_loop_serve.py).
 
 Time: the shortest step after the first two (other programs on the machine only ever add time), of all repeats. Memory: the peak
 resident set of a process (getrusage), against the plan's total, which holds the Python process with its libraries; and both again
@@ -24,6 +24,7 @@ from statistics import median
 from typing import Any
 
 import planner
+from benchmarks.cpu_loop_serve import SERVE_CASES, ServeCase, compare_serving
 from planner.emit import write_files
 from planner.engines.training import framework
 from planner.hardware.catalog import find_gpu, load_catalog
@@ -64,7 +65,7 @@ CASES = (
 )
 
 
-def make_model(case: Case, folder: Path) -> None:
+def make_model(case: Case | ServeCase, folder: Path) -> None:
     """A random Llama, its tokenizer and a text."""
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -124,6 +125,8 @@ def run(plan: Plan, folder: Path) -> list[dict[str, Any]]:
         timeout=TIMEOUT_S,
         check=False,
     )
+    for file in Path("/dev/shm").glob(f"deepspeed_allreduce_buffer_{os.getuid()}_*_{port}_*"):
+        file.unlink(missing_ok=True)  # 66 MiB each, left behind by DeepSpeed's ranks
     if done.returncode:
         raise RuntimeError((done.stdout + done.stderr)[-2000:])
     rows = [json.loads(line) for line in (out / "output/metrics.jsonl").read_text("utf-8").splitlines()]
@@ -162,22 +165,35 @@ def main() -> None:
     parser.add_argument("--device", default="this-cpu")
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--repeats", type=int, default=1)
-    parser.add_argument("--only", nargs="*", choices=[case.name for case in CASES])
+    parser.add_argument("--only", nargs="*", choices=[case.name for case in (*CASES, *SERVE_CASES)])
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
-    rows = []
-    for case in CASES:
+    training, serving = [], []
+    for case in (*CASES, *SERVE_CASES):
         if arguments.only and case.name not in arguments.only:
             continue
-        rows.append(compare(case, arguments))
-        print("  ".join(f"{k}={v}" for k, v in rows[-1].items()), flush=True)
-    if not rows:
-        return
-    for key in ("step_error_percent", "memory_error_percent"):
-        print(f"median |{key}| over {len(rows)} runs: {median(abs(row[key]) for row in rows):.1f}")
-    if arguments.out:
-        with arguments.out.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, list(rows[0]))
+        if isinstance(case, Case):
+            training.append(row := compare(case, arguments))
+        else:
+            serving.append(row := compare_serving(case, arguments, make_model, TIMEOUT_S))
+        print("  ".join(f"{k}={v}" for k, v in row.items()), flush=True)
+    medians("training", training, ("step", "memory"))
+    medians("serving", serving, ("tpot", "throughput", "memory"))
+    if rows := training + serving:
+        write_table(arguments.out, rows)
+
+
+def medians(task: str, rows: list[dict[str, Any]], names: tuple[str, ...]) -> None:
+    """Print the medians of the absolute errors."""
+    for key in (f"{name}_error_percent" for name in names if rows):
+        print(f"{task}: median |{key}| over {len(rows)} runs: {median(abs(row[key]) for row in rows):.1f}")
+
+
+def write_table(out: Path | None, rows: list[dict[str, Any]]) -> None:
+    """All rows as CSV; what a row does not have stays empty."""
+    if out:
+        with out.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, list(dict.fromkeys(key for row in rows for key in row)))
             writer.writeheader()
             writer.writerows(rows)
 
