@@ -1,6 +1,6 @@
 """Make hardware_catalog/kernels/*.csv from the measured kernel latencies of the PyPI package aiconfigurator-core.
 
-Run:  pip install pyarrow numpy pyyaml aiconfigurator-core==0.12.0
+Run:  pip install pyarrow numpy pyyaml packaging aiconfigurator-core==0.12.0
       python scripts/fit_kernels.py [--package DIR] [--out hardware_catalog/kernels]
 
 A surface holds roofline time / measured time at the grid points of index.yaml. Where several frameworks measured the same
@@ -19,6 +19,7 @@ from collections import defaultdict
 import numpy as np
 import pyarrow.parquet as pq
 import yaml
+from packaging.version import Version
 
 SYSTEMS = {  # folder of the package -> surface name
     "a100_sxm": "a100",
@@ -41,7 +42,7 @@ MOE_DTYPES = {
     "int4_wo": "int4",
 }
 AXES = {
-    "gemm": {"n": [256, 512, 1024, 2048, 4096, 8192, 16384, 65536], "k": [256, 512, 1024, 2048, 4096, 8192, 16384],
+    "gemm": {"n": [256, 512, 1024, 2048, 4096, 8192, 16384, 65536], "k": [256, 512, 1024, 2048, 4096, 8192, 16384, 51200],
              "m": [1, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192]},
     "decode_attention": {"sequences_x_kv_heads": [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048],
                          "context": [128, 512, 1024, 2048, 4096, 8192, 16384, 32768]},
@@ -49,9 +50,19 @@ AXES = {
 }  # fmt: skip
 EXPERT_AXES = {"width": [128, 512, 2048, 8192], "touched_mb": [8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096],
                "tokens_per_expert": [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048]}  # fmt: skip
-FAMILIES = ("vllm", "sglang", "trtllm")  # whose expert kernels were measured: they differ by up to a factor of two
+EXPERT_TOKENS = [1, 2, 4, 8, 16, 32, 48, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384]
+FAMILIES = ("vllm", "sglang", "trtllm")  # whose kernels were measured: they differ by up to a factor of two
+LINKS = {
+    "a100": "nvswitch-nvlink3",
+    "h100": "nvswitch-nvlink4",
+    "h200": "nvswitch-nvlink4",
+    "b200": "nvswitch-nvlink5",
+    "b300": "nvswitch-nvlink5",
+    "gb200": "nvlink5-nvl72",
+}  # what joined the GPUs of the all-reduces (hardware_catalog/links.yaml)
+MESSAGES = [2**x for x in range(10, 30)]  # bytes; the package counts elements of 16 bit
+STREAMING = 0.92  # share of the bandwidth that decode attention reaches on long caches (H100, H200, B200: 0.88 to 0.92)
 BYTES = {"bf16": 2.0, "fp8": 1.0, "fp8_block": 1.0, "fp4": 0.5625, "mxfp4": 0.53125, "int4": 0.5625}
-
 ACTIVATION_BYTES = {"bf16": 2.0, "fp8": 1.0, "fp8_block": 1.0, "fp4": 0.5625, "mxfp4": 2.0, "int4": 2.0}
 PEAK_KEY = {"bf16": "bf16", "fp8": "fp8", "fp8_block": "fp8", "fp4": "fp4", "mxfp4": "bf16", "int4": "bf16"}
 
@@ -90,23 +101,24 @@ def gemm_points(package: str, system: str, peak: dict[str, float]) -> dict:
     for (dt, n, k, m), times in best.items():
         w, a = BYTES[dt], ACTIVATION_BYTES[dt]
         roof = max(2 * m * n * k / peak[PEAK_KEY[dt]], (w * n * k + a * m * k + 2 * m * n) / peak["bandwidth"])
-        found.setdefault(dt, {})[n, k, m] = roof / min(times.values())
+        found.setdefault(dt, {})[n, k, m] = min(roof / min(times.values()), 1.0)
     return found
 
 
 def decode_points(package: str, system: str, peak: dict[str, float]) -> dict:
-    """Efficiency by (sequences x KV heads, context) and cache dtype, head width 128."""
+    """Efficiency by (sequences x KV heads, context) and cache dtype, head width 128, 2 to 8 query heads on a KV head. What is faster
+    than the best kernels read a large cache (STREAMING) found its data in the L2 cache, or was not measured right: it counts as those."""
     best: dict = defaultdict(lambda: defaultdict(list))
     for path, d in tables(package, system, "attention", "generation_attention_perf.parquet"):
         for b, h, kv, hd, dt, step, win, ms in zip(d["batch_size"], d["num_heads"], d["num_key_value_heads"], d["head_dim"],
                                                    d["kv_cache_dtype"], d["step"], d["window_size"], d["latency"], strict=True):  # fmt: skip
             groups = kv or h
-            if win == 0 and hd == 128 and dt in GEMM_DTYPES and h // groups <= 16 and ms > 0:
+            if win == 0 and hd == 128 and dt in GEMM_DTYPES and 2 <= h // groups <= 8 and ms > 0:
                 best[GEMM_DTYPES[dt], b * groups, step + 1][path].append(ms * 1e-3)
     found: dict = {}
     for (dt, work, ctx), by_path in best.items():
         roof = 2 * 128 * BYTES[dt] * work * ctx / peak["bandwidth"]
-        found.setdefault(dt, {})[work, ctx] = roof / min(float(np.median(v)) for v in by_path.values())
+        found.setdefault(dt, {})[work, ctx] = min(roof / min(float(np.median(v)) for v in by_path.values()), STREAMING)
     return found
 
 
@@ -125,10 +137,8 @@ def prefill_points(package: str, system: str, peak: dict[str, float]) -> dict:
     return found
 
 
-def expert_shapes(package: str, system: str, peak: dict[str, float]) -> list[tuple[tuple, float, tuple]]:
-    """((family, dtype, width, touched MB, tokens per expert), efficiency, model shape) of every measured shape, the fastest version and
-    activation type of each family.
-
+def expert_times(package: str, system: str, peak: dict[str, float]) -> dict[tuple, float]:
+    """Seconds by (family, dtype, tokens, hidden, width on a rank, top, experts), the fastest version and activation type of each family.
 
     Routing is the skewed kind (power law, exponents 1.01 and 1.2), counted by the uniform formula as moe_s does. Measurements with
     expert parallelism are left out: they time the busiest rank of that skew, and moe_s has its imbalance apart.
@@ -142,28 +152,44 @@ def expert_shapes(package: str, system: str, peak: dict[str, float]) -> list[tup
             name = MOE_DTYPES.get(dt)
             known = name is not None and PEAK_KEY[name] in peak and family in FAMILIES
             if known and dist.startswith("power_law") and ms > 0 and inter // tp >= 64 and ep == 1:
-                key = (family, name, m, h, inter // tp, top, experts, ep)
+                key = (family, name, m, h, inter // tp, top, experts)
                 best.setdefault(key, {}).setdefault((version, dt), []).append(ms * 1e-3)
-    old = outdated(best)
+    old, found = outdated(best), {}
+    for (family, name, *shape), times in best.items():
+        seconds = [float(np.mean(t)) for kernel, t in times.items() if (family, name, kernel) not in old]
+        if seconds:
+            found[family, name, *shape] = min(seconds)
+    return found
+
+
+def expert_shapes(times: dict[tuple, float], peak: dict[str, float]) -> list[tuple[tuple, float, tuple, int]]:
+    """((family, dtype, width, touched MB, tokens per expert), efficiency, (hidden, width, top, experts), tokens) of every measured shape."""
     found = []
-    for (family, name, m, h, width, top, experts, ep), times in best.items():
-        seconds = min(
-            (float(np.mean(t)) for kernel, t in times.items() if (family, name, kernel) not in old), default=0.0
-        )
-        if not seconds:
-            continue
-        local = max(1, experts // ep)
-        touched = local * (1 - (1 - top / experts) ** m)
-        pairs = m * top * local / experts
+    for (family, name, m, h, width, top, experts), seconds in times.items():
+        touched = experts * (1 - (1 - top / experts) ** m)
+        pairs = m * top
         weight = 3 * h * width * BYTES[name] * touched
         acts = pairs * ((h + width) * ACTIVATION_BYTES[name] + (2 * width + h) * 2)
         roof = max(6 * pairs * h * width / peak[PEAK_KEY[name]], (weight + acts) / peak["bandwidth"])
-        cell = tuple(
-            nearest(axis, x)
-            for axis, x in zip(EXPERT_AXES.values(), (width, weight / 1e6, pairs / touched), strict=True)
-        )
-        found.append(((family, name, *cell), roof / seconds, (h, experts, top)))
+        values = zip(EXPERT_AXES.values(), (width, weight / 1e6, pairs / touched), strict=True)
+        cell = tuple(nearest(axis, x) for axis, x in values)
+        found.append(((family, name, *cell), roof / seconds, (h, width, top, experts), m))
     return found
+
+
+def expert_lines(shapes: list) -> list[str]:
+    """One line for each measured shape: family, dtype, hidden, width, top, experts, then the efficiency by tokens; between two measured
+    numbers of tokens linear in the logarithms, at the ends as the last one."""
+    curves: dict = defaultdict(dict)
+    for (family, dtype, *_), efficiency, shape, tokens in shapes:
+        curves[family, dtype, *shape][tokens] = efficiency
+    lines = []
+    for key, curve in sorted(curves.items()):
+        known = sorted(curve)
+        if len(known) >= 8:
+            values = np.exp2(np.interp(np.log2(EXPERT_TOKENS), np.log2(known), np.log2([curve[m] for m in known])))
+            lines.append(",".join([*map(str, key), *(f"{v:.2g}" for v in values)]))
+    return lines
 
 
 def outdated(best: dict) -> set[tuple]:
@@ -181,7 +207,7 @@ def outdated(best: dict) -> set[tuple]:
 def expert_points(shapes: list) -> dict:
     """Median efficiency by (family, dtype) and cell. A dtype that a family was not measured in takes what the others reach."""
     cells: dict = defaultdict(lambda: defaultdict(list))
-    for (family, dtype, *cell), efficiency, _ in shapes:
+    for (family, dtype, *cell), efficiency, _, _ in shapes:
         cells[family, dtype][tuple(cell)].append(efficiency)
         cells["", dtype][tuple(cell)].append(efficiency)
     found = {}
@@ -195,8 +221,8 @@ def expert_points(shapes: list) -> dict:
 def expert_error(shapes: list) -> dict:
     """[measured, held back, median, 90th percentile] of |fitted / measured time - 1| by (family, dtype), each model's shapes held back in turn."""
     cells: dict = defaultdict(lambda: defaultdict(list))
-    for key, efficiency, model in shapes:
-        cells[key][model].append(efficiency)
+    for key, efficiency, (hidden, _, top, experts), _ in shapes:
+        cells[key][hidden, experts, top].append(efficiency)
     off: dict = defaultdict(list)
     count: dict = defaultdict(int)
     for key, models in cells.items():
@@ -208,6 +234,40 @@ def expert_error(shapes: list) -> dict:
     return {
         key: [count[key], len(v), round(float(np.median(v)), 3), round(float(np.percentile(v, 90)), 3)]
         for key, v in off.items()
+    }
+
+
+def all_reduce_rows(package: str, system: str) -> dict[int, list[float]]:
+    """Microseconds by message for each number of ranks, the faster of the newest versions of vLLM and TensorRT-LLM inside a CUDA graph."""
+    seen: dict = defaultdict(dict)
+    for path, d in tables(package, system, "comm", "custom_allreduce_perf.parquet"):
+        family, version = path.split("/")[-3:-1]
+        kinds = d.get("backend") or d.get("implementation") or d["kernel_source"]
+        points = zip(kinds, d["allreduce_dtype"], d["num_gpus"], d["message_size"], d["latency"], strict=True)
+        for kind, dtype, ranks, message, ms in points:
+            if family in ("vllm", "trtllm") and dtype in ("bfloat16", "half", "float16") and not kind.endswith("eager"):
+                seen[family].setdefault(Version(version), {})[ranks, 2 * message] = ms * 1e3
+    newest = [versions[max(versions)] for versions in seen.values()]
+    return {
+        ranks: [min(v[ranks, m] for v in newest if (ranks, m) in v) for m in MESSAGES]
+        for ranks in sorted({r for v in newest for r, _ in v})
+    }
+
+
+def streaming(package: str, system: str, peak: dict[str, float]) -> dict[str, float]:
+    """Floor and rate of kernels that only move data, from the quantisation of activations (16 bit in, 8 bit out), the fastest framework."""
+    best: dict = {}
+    for _, d in tables(package, system, "quantize", "scale_matrix_perf.parquet"):
+        for m, k, ms in zip(d["m"], d["k"], d["latency"], strict=True):
+            if ms > 0:
+                best[m, k] = min(best.get((m, k), 1e9), ms * 1e-3)
+    if not best:
+        return {}
+    small = [t for (m, k), t in best.items() if m <= 16 and 2048 <= k <= 8192]
+    large = [3.0 * m * k / t / peak["bandwidth"] for (m, k), t in best.items() if m >= 8192 and k >= 8192]
+    return {
+        "streaming_floor_us": round(float(np.median(small)) * 1e6, 2),
+        "streaming_efficiency": round(float(np.median(large)), 2),
     }
 
 
@@ -278,8 +338,13 @@ def main() -> None:
         "prefill_attention": prefill_points,
     }
     errors: dict = {}
+    reduces, floors = [], {}
     for system, name in SYSTEMS.items():
         peak, found = peaks(args.package, system), []
+        floors[name] = streaming(args.package, system, peak)
+        if name in LINKS:
+            for ranks, us in all_reduce_rows(args.package, system).items():
+                reduces.append(",".join([name, LINKS[name], str(ranks), *(f"{v:.3g}" for v in us)]))
         for kernel, make in makers.items():
             axes = list(AXES[kernel].values())
             for dtype, points in make(args.package, system, peak).items():
@@ -292,7 +357,18 @@ def main() -> None:
                     flush=True,
                 )
         write(f"{args.out}/{name}.csv", found)
-        shapes, axes = expert_shapes(args.package, system, peak), list(EXPERT_AXES.values())
+        shapes, axes = expert_shapes(expert_times(args.package, system, peak), peak), list(EXPERT_AXES.values())
+        with open(f"{args.out}/{name}-expert-shapes.csv", "w") as out:
+            out.write("# roofline time / measured time by tokens\n")
+            out.write(
+                "\n".join(
+                    [
+                        ",".join(["family,dtype,hidden,width,top,experts", *map(str, EXPERT_TOKENS)]),
+                        *expert_lines(shapes),
+                    ]
+                )
+                + "\n"
+            )
         experts = [
             (f"moe_{family}", dtype, fill(points, axes), axes)
             for (family, dtype), points in sorted(expert_points(shapes).items())
@@ -306,6 +382,14 @@ def main() -> None:
             "# Made by scripts/fit_kernels.py: [points measured, points held back, median, 90th percentile of |fitted/measured time - 1|].\n"
         )
         yaml.safe_dump(errors, out, sort_keys=True)
+    with open(f"{args.out}/all-reduce.csv", "w") as out:
+        out.write("# microseconds by message (bytes of the result)\n")
+        out.write("\n".join([",".join(["surface,link,ranks", *map(str, MESSAGES)]), *reduces]) + "\n")
+    with open(f"{args.out}/streaming.yaml", "w") as out:
+        out.write(
+            "# Made by scripts/fit_kernels.py: kernels that only move data, by surface; they take the place of kernels.yaml's constants.\n"
+        )
+        yaml.safe_dump({k: v for k, v in floors.items() if v}, out, sort_keys=False)
     with open(f"{args.out}/axes.yaml", "w") as out:
         out.write(
             "# Made by scripts/fit_kernels.py: grid of each surface; the last axis runs along a line of the CSV files.\n"

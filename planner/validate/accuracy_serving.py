@@ -164,9 +164,8 @@ def _waves_s(batch: _Batch, index: IntArray, users: FloatArray) -> tuple[FloatAr
     budget = np.array([float(batch.cases[i].budget) for i in index])
     together = np.minimum(users, np.maximum(np.floor(budget / tokens), 1.0))
     step = decode_step_s(batch.table, batch.timing, shard, engine, users)
-    mixed = step + mixed_extra_s(
-        batch.table, batch.timing, shard, engine, (users, np.minimum(together * tokens, budget))
-    )
+    load = users, np.minimum(together * tokens, budget)
+    mixed = step + mixed_extra_s(batch.table, batch.timing, (shard, engine), load, step)
     job = mixed * np.ceil(tokens / budget)
     groups, request = users / together, batch.timing.request_s[engine]
     wave = wave_wait_s(tables()["turnaround_s"]["value"], step, mixed, (groups - 1) / 2 * job)

@@ -12,6 +12,7 @@ import numpy as np
 from planner.engines.records import EngineSpec
 from planner.estimator.memory.kv_cache import kv_bytes_per_token
 from planner.estimator.memory.weights import weights_bytes
+from planner.estimator.time.engine_time import EXPERTS_OF
 from planner.estimator.time.kernels import peak_flops
 from planner.estimator.time.surfaces import read_data
 from planner.hardware.records import Catalog, Gpu, Link
@@ -91,6 +92,10 @@ def _parallel(row: dict[str, str]) -> tuple[int, int, int, int]:
     """tensor_parallel, pipeline_parallel, expert_parallel, attention_data_parallel of a row; unsaid = the fewest that hold it."""
     note = {k: int(v) for k, v in re.findall(r"(attn_dp|moe_tp|moe_ep)=(\d+)", row["note"])}
     pipeline = int(_number(row["pp"], 1))
+    named = re.fullmatch(tables()["layout_id"], row["source"].lower())
+    if named:
+        group, experts = int(named[1]), int(named[2])
+        return group, pipeline, experts, group if note.get("attn_dp", 1) > 1 else 1
     tensor = int(_number(row["tp"], 0)) or int(_number(row["n_gpus"], 1)) // pipeline
     experts = note.get("moe_ep", 1) or 1
     group = max(tensor * max(1, note.get("attn_dp", 1)), note.get("moe_tp", 1) * experts, 1)
@@ -121,7 +126,8 @@ def read_case(index: int, row: dict[str, str], catalog: Catalog) -> Case:
     weights = _precision(row["precision_w"], model, gpu)
     peak_flops(gpu, weights.compute_dtype)
     unsaid_8bit = not row["kv_dtype"] and weights.bits <= 8 and not weights.weight_only and "fp8" in gpu.peak_tflops
-    kv = kv_dtype("fp8" if row["kv_dtype"] == "fp8" or unsaid_8bit else "bf16")
+    experts_by, kv_said = _match("runs", row["model"], row["gpu"], row["engine"], row["source"])
+    kv = kv_dtype("fp8" if row["kv_dtype"] == "fp8" or unsaid_8bit or kv_said == "fp8" else "bf16")
     tensor, pipeline, experts, attention = _parallel(row)
     replicas = 1
     if row["load_kind"].startswith("mlperf"):
@@ -138,8 +144,9 @@ def read_case(index: int, row: dict[str, str], catalog: Catalog) -> Case:
         experts,
         attention,
     )
+    version = f"{generation}{EXPERTS_OF}{experts_by}" if experts_by else generation
     engine = EngineSpec(
-        engine_name, generation, (gpu.vendor,), 0.0, batching, True, True, True, True, "any", "", (), {}, "", False
+        engine_name, version, (gpu.vendor,), 0.0, batching, True, True, True, True, "any", "", (), {}, "", False
     )
     tokens, output = _lengths(row)
     load = _load(row)

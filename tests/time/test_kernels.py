@@ -1,12 +1,26 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.errors import InvalidValueError
-from planner.estimator.time.kernels import MoeShape, devices, gemm_s, moe_s, peak_flops, prefill_attention_s
+from planner.estimator.time.kernels import (
+    MoeShape,
+    constants,
+    devices,
+    engine_constants,
+    gemm_s,
+    moe_s,
+    peak_flops,
+    prefill_attention_s,
+    streaming_s,
+)
 from planner.estimator.time.surfaces import Stack, axes, surface_of, table_of
-from tests.time.facts import A100, BF16, FP8, H100, H200, INT4, RTX4090, gpu, shard
+from planner.hardware.catalog import load_catalog
+from planner.models.precision import precision
+from tests.time.facts import A100, B200, BF16, FP8, H100, H200, INT4, RTX4090, gpu, shard
 
 TOKENS = np.exp2(np.arange(14))[None, :]
 
@@ -91,3 +105,41 @@ def test_borrowed_surfaces_are_flagged():
     assert not surface_of(H100).borrowed
     assert surface_of(RTX4090).borrowed
     assert devices([shard(H100), shard(RTX4090)]).borrowed.tolist() == [False, True]
+
+
+# aiconfigurator-core 0.12.0 moe_perf, H200, vLLM 0.24, experts of gpt-oss-120b (w4a16 mxfp4) on one GPU: 116 us for 4 tokens, 517 us for 64
+@pytest.mark.parametrize(("tokens", "measured_us"), [(4, 116), (64, 512)])
+def test_experts_of_a_measured_shape_take_the_measured_time(tokens, measured_us):
+    dev = devices([shard(H200, precision("mxfp4"), 1)])
+    shape = MoeShape(128, 4, 2880, True, one(2880), one(1))
+    found = moe_s(dev, dev.moe("vllm"), np.array([[float(tokens)]]), shape)[0, 0]
+    assert found * 1e6 == pytest.approx(measured_us, rel=0.03)
+
+
+def test_experts_of_another_shape_or_spread_over_ranks_take_the_surface():
+    dev = devices([shard(H200, precision("mxfp4"), 1)] * 3)
+    known = MoeShape(128, 4, 2880, True, np.array([2880.0, 2881.0, 2880.0]), np.array([1.0, 1.0, 2.0]))
+    found = moe_s(dev, dev.moe("vllm"), np.array([[64.0]]), known)[:, 0]
+    assert found[1] != pytest.approx(found[0], rel=1e-3)
+    assert found[1] == pytest.approx(found[0], rel=0.5)
+    assert found[2] < found[0]
+
+
+def test_block_scaled_activations_are_quantised_by_a_kernel_of_their_own():
+    blocks, whole = (devices([shard(B200, precision(name), 1)]) for name in ("nvfp4", "fp8"))
+    assert (blocks.scales_blocks[0, 0], whole.scales_blocks[0, 0]) == (1, 0)
+    m, n = np.array([[64.0]]), one(8192)
+    assert gemm_s(blocks, m, n, n)[0, 0] - gemm_s(blocks, m, n, n, 0.0)[0, 0] != 0
+    bare = gemm_s(replace(blocks, scales_blocks=np.zeros((1, 1))), m, n, n)[0, 0]
+    assert gemm_s(blocks, m, n, n)[0, 0] - bare == pytest.approx(
+        streaming_s(blocks, m * 8192 * (2 + 0.5625))[0, 0], rel=0.02
+    )
+
+
+def test_streaming_is_measured_on_nvidia_gpus_only():
+    gpus = load_catalog().gpus
+    assert engine_constants(gpus["h200"])["streaming_efficiency"] > constants()["streaming_efficiency"]
+    assert engine_constants(gpus["mi300x"]) == constants()
+    assert (
+        engine_constants(gpus["rtx-4090"])["streaming_floor_us"] == engine_constants(gpus["l40s"])["streaming_floor_us"]
+    )

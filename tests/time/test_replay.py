@@ -3,7 +3,7 @@
 import pytest
 
 from planner.errors import UnknownNameError
-from planner.estimator.time.engine_time import timing_row
+from planner.estimator.time.engine_time import EXPERTS_OF, timing_row
 from planner.estimator.uncertainty import ranges
 from planner.validate.accuracy_serving import replay
 
@@ -100,3 +100,38 @@ def test_a_generation_is_picked_by_its_name():
     assert timing_row("vllm", "0.22.0") == timing_row("vllm", "today")
     with pytest.raises(UnknownNameError, match="vllm"):
         timing_row("vlm", "today")
+
+
+INFERENCEX = "aiconfigurator-core 0.12.0 systems/silicon_sample.csv id=2026_03_25_gpt_oss_120b_{gpu}_{engine}_fp4_agg_1024x1024_c16_{cut}_7"
+GPT_OSS = {
+    "model": "openai/gpt-oss-120b", "gpu": "h200_sxm", "n_gpus": "16", "tp": "16", "precision_w": "fp4", "kv_dtype": "", "engine": "trtllm",
+    "engine_version": "gpt-oss-dev", "batch_or_concurrency": "16", "isl": "1024", "osl": "1024", "metric": "tpot_ms", "load_kind": "closed_loop",
+    "note": "attn_dp=1 moe_tp=4 moe_ep=4 conc=16",
+}  # fmt: skip
+
+
+def test_a_run_named_tp4_ep4_is_four_gpus():
+    named = predict(**GPT_OSS, source=INFERENCEX.format(gpu="h200_sxm", engine="trtllm", cut="tp4_ep4"))
+    plain = predict(
+        **{**GPT_OSS, "n_gpus": "4", "tp": "4", "note": "attn_dp=1 moe_tp=1 moe_ep=4"}, source="elsewhere id=x"
+    )
+    assert named.predicted == pytest.approx(7.22, rel=0.15)  # measured on 4 GPUs
+    assert named.predicted == pytest.approx(plain.predicted, rel=0.15)  # lengths of the other source are not drawn
+
+
+def test_a_run_with_kernels_of_another_family_is_timed_with_those():
+    row = {
+        **GPT_OSS,
+        "gpu": "b200_sxm",
+        "n_gpus": "1",
+        "tp": "1",
+        "note": "attn_dp=1 moe_tp=1 moe_ep=1",
+        "engine": "vllm",
+        "engine_version": "0.15.1",
+    }
+    theirs = predict(**row, source=INFERENCEX.format(gpu="b200_sxm", engine="vllm", cut="tp1_ep1"))
+    assert theirs.predicted == pytest.approx(
+        5.84, rel=0.25
+    )  # measured, with FlashInfer's TensorRT-LLM kernels and mxfp8 activations
+    own = timing_row("vllm", "today")
+    assert timing_row("vllm", f"today{EXPERTS_OF}trtllm") == {**own, "expert_kernels": "trtllm"}

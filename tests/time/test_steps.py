@@ -1,7 +1,9 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from planner.estimator.time.engine_steps import decode_step_s
+from planner.estimator.time.engine_steps import decode_step_s, mixed_extra_s
 from planner.estimator.time.engine_time import engine_timing
 from planner.estimator.time.serving import LoadRows, serving_time
 from planner.estimator.time.steps import step_table
@@ -39,7 +41,7 @@ def step_ms(model, shard_, sequences=1.0, work=WORK, who=VLLM):
 def test_llama_70b_single_stream():
     # public single-stream figures: 4x A100-SXM-80 bf16 31 ms (InternLM/lmdeploy@3e391df4 a100_fp16.md, batch 1); vLLM today 26-31
     assert 26 < step_ms(LLAMA31_70B, shard(A100, BF16, 4, link=NVLINK3)) < 31
-    assert 17 < step_ms(LLAMA31_70B, shard(H100, FP8, 2)) < 19
+    assert 15.5 < step_ms(LLAMA31_70B, shard(H100, FP8, 2)) < 19
 
 
 # TensorRT-LLM 0.14 performance overview, Llama-3.1-70B fp16, 1000 in, 1000 out, saturated: tokens/s
@@ -111,3 +113,43 @@ def test_engines_without_graphs_pay_for_launches():
         step_ms(LLAMA_8B, shard(H100, BF16), who=engine("transformers", "static"))
         > step_ms(LLAMA_8B, shard(H100, BF16)) + 1
     )
+
+
+def mixed_ms(name, version, tokens, model=LLAMA_8B, precision_=BF16):
+    """A step with one decoder, and what `tokens` of a prompt add to it."""
+    table, timing = (
+        step_table(model, [shard(H100, precision_, 1)], WORK),
+        engine_timing([engine(name, version=version)]),
+    )
+    one = np.array([1.0])
+    step = decode_step_s(table, timing, ZERO, ZERO, one)
+    more = mixed_extra_s(table, timing, (ZERO, ZERO), (one, np.array([float(tokens)])), step)
+    return step[0] * 1e3, more[0] * 1e3
+
+
+def test_a_step_with_a_prompt_is_launched_kernel_by_kernel():
+    step, short = mixed_ms("tensorrt_llm", "2025", 8)
+    _, long = mixed_ms("tensorrt_llm", "2025", 8192)
+    assert mixed_ms("tensorrt_llm", "2025", 0)[1] == 0
+    launches = (8 + 32 * 13) * 17.5e-3
+    assert step + short == pytest.approx(max(launches + 1.34 + 0.0187, step), rel=0.01)
+    assert long > 100  # 8192 tokens of an 8B: the launches are hidden behind the kernels
+    assert mixed_ms("tensorrt_llm", "2025", 64)[1] == pytest.approx(short)
+
+
+def test_quantisations_are_launched_too():
+    _, plain = mixed_ms("tensorrt_llm", "2025", 8)
+    step, low = mixed_ms("tensorrt_llm", "2025", 8, precision_=FP8)
+    assert step + low == pytest.approx((8 + 32 * 17) * 17.5e-3 + 1.34 + 0.0187, rel=0.01)
+    assert low > plain
+
+
+def test_an_engine_that_does_not_fuse_quantisation_decodes_slower():
+    table = step_table(LLAMA31_70B, [shard(H100, FP8, 2)], WORK)
+    timing = engine_timing([engine("tensorrt_llm", version="2025")])
+    many = np.array([32.0])
+    without = decode_step_s(table, replace(timing, quantises_apart=np.zeros(1)), ZERO, ZERO, many)[0]
+    more = decode_step_s(table, timing, ZERO, ZERO, many)[0] - without
+    assert more * timing.decode_efficiency[0] == pytest.approx(table.quantising_time_s(ZERO, many)[0], rel=1e-6)
+    assert 80 * 4 * 1.42e-6 < table.quantising_time_s(ZERO, many)[0] < 80 * 4 * 3e-6
+    assert step_table(LLAMA31_70B, [shard(H100, BF16, 2)], WORK).quantising_s.max() == 0

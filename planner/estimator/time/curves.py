@@ -80,9 +80,9 @@ class _Keys:
         shard, engine = np.broadcast_to(self.shard, n.shape), np.broadcast_to(self.engine, n.shape)
         return decode_step_s(self.table, self.timing, shard, engine, n)
 
-    def extra_s(self, n: FloatArray, chunk: FloatArray) -> FloatArray:
-        shard, engine = np.broadcast_to(self.shard, n.shape), np.broadcast_to(self.engine, n.shape)
-        return mixed_extra_s(self.table, self.timing, shard, engine, (n, chunk))
+    def extra_s(self, n: FloatArray, chunk: FloatArray, step: FloatArray) -> FloatArray:
+        at = np.broadcast_to(self.shard, n.shape), np.broadcast_to(self.engine, n.shape)
+        return mixed_extra_s(self.table, self.timing, at, (n, chunk), step)
 
     def prefill(self, n: FloatArray, d: FloatArray) -> Prefill:
         """Prefill seen from n decoding sequences (any shape that starts with U)."""
@@ -90,9 +90,9 @@ class _Keys:
         room = np.maximum(self.budget - n / self.stages, 16.0)
         chunk = np.minimum(room, p * np.maximum(1.0, n / self.steps))  # prompts that wait together share a step
         single = np.minimum(room, p)
-        full = self.extra_s(n, room)
-        own = (d + self.extra_s(n, single)) * (1 + (p / single - 1) / self.stages)
-        return Prefill(step_s=d, cost_s=self.extra_s(n, chunk) * p / chunk / self.stages, own_s=own, full_step_s=d + full,
+        full = self.extra_s(n, room, d)
+        own = (d + self.extra_s(n, single, d)) * (1 + (p / single - 1) / self.stages)
+        return Prefill(step_s=d, cost_s=self.extra_s(n, chunk, d) * p / chunk / self.stages, own_s=own, full_step_s=d + full,
                        service_s=(d + full) * p / room / self.stages, share=p / room, steps=self.steps)  # fmt: skip
 
 

@@ -9,6 +9,16 @@ from planner.estimator.time.steps import StepTable
 from planner.estimator.time.surfaces import FloatArray, IntArray
 
 
+def _tokens_s(
+    table: StepTable, timing: EngineTiming, shard: IntArray, engine: IntArray, tokens: FloatArray
+) -> FloatArray:
+    """Token-wise work of the engine's kernels, with the quantisation of activations where it does not fuse it."""
+    time = table.tokens_time_s(shard, timing.family[engine], tokens)
+    if not timing.quantises_apart.any():
+        return time
+    return np.asarray(time + timing.quantises_apart[engine] * table.quantising_time_s(shard, tokens))
+
+
 def decode_step_s(
     table: StepTable, timing: EngineTiming, shard: IntArray, engine: IntArray, sequences: FloatArray
 ) -> FloatArray:
@@ -18,7 +28,7 @@ def decode_step_s(
     """
     part = sequences / table.pipeline[shard]
     kernels = (
-        table.tokens_time_s(shard, timing.family[engine], part) + table.decode_time_s(shard, part)
+        _tokens_s(table, timing, shard, engine, part) + table.decode_time_s(shard, part)
     ) / timing.decode_efficiency[engine]
     kernels = np.maximum(kernels, table.floor_s[shard])
     eager = table.kernels[shard] * timing.launch_s[engine] * (1 - timing.graphs[engine])
@@ -26,16 +36,23 @@ def decode_step_s(
 
 
 def mixed_extra_s(
-    table: StepTable, timing: EngineTiming, shard: IntArray, engine: IntArray, load: tuple[FloatArray, FloatArray]
+    table: StepTable,
+    timing: EngineTiming,
+    at: tuple[IntArray, IntArray],
+    load: tuple[FloatArray, FloatArray],
+    step: FloatArray,
 ) -> FloatArray:
-    """What `chunk` prompt tokens add to a step with `sequences` decoders (load = sequences, chunk), per pass of the pipeline."""
+    """What `chunk` prompt tokens add to a step of `step` seconds with `sequences` decoders (at = shard, engine; load = sequences, chunk), per
+    pass of the pipeline.
+
+    A step with prompt tokens is no CUDA graph: it takes at least kernels x launch and the engine's overhead.
+    """
+    shard, engine = at
     part = load[0] / table.pipeline[shard]
-    more = table.tokens_time_s(shard, timing.family[engine], part + load[1]) - table.tokens_time_s(
-        shard, timing.family[engine], part
-    )
-    return np.asarray(
-        (np.maximum(more, 0.0) + load[1] * table.prefill_attention_s[shard]) / timing.prefill_efficiency[engine]
-    )
+    more = _tokens_s(table, timing, shard, engine, part + load[1]) - _tokens_s(table, timing, shard, engine, part)
+    kernels = (np.maximum(more, 0.0) + load[1] * table.prefill_attention_s[shard]) / timing.prefill_efficiency[engine]
+    eager = table.kernels[shard] * timing.launch_s[engine] + timing.step_s[engine] + timing.sequence_s[engine] * load[0]
+    return np.asarray(np.maximum(kernels, np.where(load[1] > 0, eager - step, 0.0)))
 
 
 def batch_prefill_s(
@@ -44,10 +61,8 @@ def batch_prefill_s(
     """Prefill of a whole batch (load = sequences, prompt tokens) in one pass, launched kernel by kernel."""
     batch, tokens = load
     stages = table.pipeline[shard]
-    work = (
-        table.tokens_time_s(shard, timing.family[engine], batch * tokens / stages)
-        + batch * tokens / stages * table.prefill_attention_s[shard]
-    )
+    each = batch * tokens / stages
+    work = _tokens_s(table, timing, shard, engine, each) + each * table.prefill_attention_s[shard]
     kernels = work / timing.prefill_efficiency[engine]
     eager = table.kernels[shard] * timing.launch_s[engine]
     return np.asarray(np.maximum(kernels, eager) + timing.step_s[engine] + timing.sequence_s[engine] * batch)

@@ -14,6 +14,8 @@ from planner.errors import UnknownNameError
 from planner.estimator.time.surfaces import FloatArray, IntArray, read_data
 
 EXPERT_FAMILIES = ("vllm", "sglang", "trtllm")
+EXPERTS_OF = " with experts of "
+"""Between a generation and a family: that generation with kernels of another family, as replayed runs may have set."""
 
 
 @cache
@@ -23,17 +25,19 @@ def _data() -> dict[str, Any]:
 
 
 def timing_row(name: str, version: str) -> dict[str, Any]:
-    """The constants of an engine; a version named as a generation (say '2023') picks it, any other means today's."""
+    """The constants of an engine; a version named as a generation (say '2023') picks it, any other means today's. See EXPERTS_OF."""
     table = _data()["engines"]
     if name not in table:
         raise UnknownNameError("engine", name, table)
-    row: dict[str, Any] = table[name].get(version) or table[name]["today"]
-    return row
+    generation, _, experts = version.partition(EXPERTS_OF)
+    row: dict[str, Any] = table[name].get(generation) or table[name]["today"]
+    return {**row, "expert_kernels": experts} if experts else row
 
 
 @dataclass(frozen=True)
 class EngineTiming:
-    """Columns over E engines: seconds per step, per sequence and step, per request, per launch; graphs; efficiencies; whose
+    """Columns over E engines: seconds per step, per sequence and step, per request, per launch; graphs; efficiencies; quantises_apart: 1 where
+    activations are quantised by kernels of their own; whose
     kernels run the experts (index into EXPERT_FAMILIES)."""
 
     step_s: FloatArray
@@ -45,6 +49,7 @@ class EngineTiming:
     prefill_efficiency: FloatArray
     static: FloatArray
     family: IntArray
+    quantises_apart: FloatArray
 
 
 def engine_timing(engines: Sequence[EngineSpec]) -> EngineTiming:
@@ -64,4 +69,5 @@ def engine_timing(engines: Sequence[EngineSpec]) -> EngineTiming:
         prefill_efficiency=column("prefill_efficiency"),
         static=np.array([float(e.batching == "static") for e in engines]),
         family=np.array([EXPERT_FAMILIES.index(r["expert_kernels"]) for r in rows], dtype=np.int64),
+        quantises_apart=column("quantises_apart"),
     )

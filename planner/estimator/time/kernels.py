@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.errors import InvalidValueError
-from planner.estimator.time.surfaces import FloatArray, Stack, read_data, surface_of
+from planner.estimator.time.surfaces import FloatArray, Stack, expert_curve, read_data, surface_of
 from planner.hardware.records import Gpu
 from planner.models.precision import Precision
 from planner.space.shard import Shard
@@ -37,6 +37,16 @@ def device_constants(gpu: Gpu) -> dict[str, float]:
     """The constants with those that were measured on this very device (gpus.yaml, measured) in their place."""
     table = constants()
     return {**table, **{name: value for name, value in gpu.measured.items() if name in table}}
+
+
+@cache
+def engine_constants(gpu: Gpu) -> dict[str, float]:
+    """The constants of an inference engine's fused kernels: floor and rate of those that only move data as measured on the NVIDIA GPU that
+    lends its surface (kernels/streaming.yaml; other vendors keep the estimate), unless the device was measured itself."""
+    surface = surface_of(gpu).surface
+    measured = read_data("hardware_catalog.kernels", "streaming.yaml") if gpu.vendor == "nvidia" else {}
+    like = measured.get(surface, {}) if isinstance(surface, str) else {}
+    return {**device_constants(gpu), **({} if gpu.measured else like)}
 
 
 def peak_flops(gpu: Gpu, dtype: str) -> float:
@@ -70,7 +80,8 @@ def _moe_dtype(precision: Precision) -> str:
 class Devices:
     """Per-shard facts as columns (S, 1): FLOP/s of weights and of 16-bit work, bytes/s, bytes per weight and per KV element.
 
-    floor, streaming_floor: seconds of the shortest kernel; streaming_rate: bytes/s of kernels that only move data."""
+    floor, streaming_floor: seconds of the shortest kernel; streaming_rate: bytes/s of kernels that only move data.
+    scales_blocks: 1 where activations get a scale per block, which takes a kernel of its own before a product."""
 
     peak: FloatArray
     peak16: FloatArray
@@ -81,6 +92,7 @@ class Devices:
     dequant: FloatArray
     quantises_attention: FloatArray
     quantises_head: FloatArray
+    scales_blocks: FloatArray
     borrowed: npt.NDArray[np.bool_]
     floor: FloatArray
     streaming_floor: FloatArray
@@ -116,11 +128,17 @@ def devices(shards: Sequence[Shard]) -> Devices:
         dequant=_column([penalty if s.precision.weight_only else 1.0 for s in shards]),
         quantises_attention=_column([float(s.precision.quantises_attention) for s in shards]),
         quantises_head=_column([float(s.precision.quantises_lm_head) for s in shards]),
+        scales_blocks=_column(
+            [
+                float(s.precision.bits <= 8 and not s.precision.weight_only and s.precision.group_size is not None)
+                for s in shards
+            ]
+        ),
         borrowed=np.array([surface_of(s.gpu).borrowed for s in shards]),
-        floor=_column([device_constants(s.gpu)["kernel_floor_us"] * 1e-6 for s in shards]),
-        streaming_floor=_column([device_constants(s.gpu)["streaming_floor_us"] * 1e-6 for s in shards]),
+        floor=_column([engine_constants(s.gpu)["kernel_floor_us"] * 1e-6 for s in shards]),
+        streaming_floor=_column([engine_constants(s.gpu)["streaming_floor_us"] * 1e-6 for s in shards]),
         streaming_rate=_column(
-            [s.gpu.bandwidth_gb_per_s * GB * device_constants(s.gpu)["streaming_efficiency"] for s in shards]
+            [s.gpu.bandwidth_gb_per_s * GB * engine_constants(s.gpu)["streaming_efficiency"] for s in shards]
         ),
         gemm=Stack.build("gemm", [(n, _kernel_dtype(s.precision)) for n, s in zip(names, shards, strict=True)]),
         gemm16=Stack.build("gemm", [(n, "bf16") for n in names]),
@@ -143,7 +161,7 @@ def gemm_s(
 ) -> FloatArray:
     """Dense GEMM of m tokens (S, G) or (G,) with a weight of n x k per rank (S,).
 
-    flops = 2 m n k; bytes = w n k + a m k + 2 m n. quantised: share of shards (0/1 per shard, (S, 1)) whose weight is in the
+    flops = 2 m n k; bytes = w n k + a m k + 2 m n; block-scaled activations are quantised first, (2 + a) m k bytes. quantised: share of shards (0/1 per shard, (S, 1)) whose weight is in the
     precision of the shard; 0 = 16 bit. Weight-only precisions read few bytes and multiply in 16 bit at `dequant` of the rate.
     """
     quantised = np.broadcast_to(np.asarray(quantised, dtype=float), dev.peak.shape)
@@ -154,24 +172,24 @@ def gemm_s(
     ) -> FloatArray:
         compute = 2 * m * n_col * k_col / (peak * rate)
         memory = (weight * n_col * k_col + act * m * k_col + 2 * m * n_col) / dev.bandwidth
-        return np.asarray(np.maximum(compute, memory) / stack.efficiency(n, k, m))
+        return np.maximum(np.maximum(compute, memory) / stack.efficiency(n, k, m), dev.floor)
 
-    floor = dev.floor
+    def low() -> FloatArray:
+        product = variant(dev.peak, dev.weight_bytes, dev.activation_bytes, dev.gemm, dev.dequant)
+        return np.asarray(product + dev.scales_blocks * streaming_s(dev, m * k_col * (2.0 + dev.activation_bytes)))
+
     if quantised.min() >= 1:
-        return np.maximum(variant(dev.peak, dev.weight_bytes, dev.activation_bytes, dev.gemm, dev.dequant), floor)
+        return low()
     plain = variant(dev.peak16, 2.0, 2.0, dev.gemm16, 1.0)
-    if quantised.max() > 0:
-        plain = np.where(
-            quantised > 0, variant(dev.peak, dev.weight_bytes, dev.activation_bytes, dev.gemm, dev.dequant), plain
-        )
-    return np.maximum(plain, floor)
+    return np.where(quantised > 0, low(), plain) if quantised.max() > 0 else plain
 
 
 def moe_s(dev: Devices, stack: Stack, m: FloatArray, shape: MoeShape) -> FloatArray:
     """Routed experts of one layer on the busiest rank for m tokens (S, G) in the expert-parallel group.
 
     Distinct experts touched = E (1 - (1 - k/E)^m) over uniform routing, of which each rank holds 1/expert_parallel; the busiest
-    rank carries `imbalance` times the mean load. flops = 6 pairs h width (gated). Surface: width, weight bytes touched, tokens per expert.
+    rank carries `imbalance` times the mean load. flops = 6 pairs h width (gated). Efficiency: as measured for these very experts, else the
+    surface over width, weight bytes touched, tokens per expert.
     """
     local = _column_of(shape.experts / shape.expert_parallel)
     width, h = _column_of(shape.width), shape.hidden
@@ -182,8 +200,23 @@ def moe_s(dev: Devices, stack: Stack, m: FloatArray, shape: MoeShape) -> FloatAr
     weight = matrices * h * width * dev.weight_bytes * np.maximum(touched, np.minimum(1.0, local))
     acts = pairs * ((h + width) * dev.activation_bytes + (2 * width + h) * 2)
     roof = np.maximum(2 * matrices * pairs * h * width / dev.peak, (weight + acts) / dev.bandwidth)
-    eff = stack.efficiency(width + 0 * m, weight / 1e6, pairs / touched)
+    eff = _of_this_shape(dev, stack, m, shape, stack.efficiency(width + 0 * m, weight / 1e6, pairs / touched))
     return np.asarray(np.maximum(roof / eff, 2 * dev.floor))
+
+
+def _of_this_shape(dev: Devices, stack: Stack, m: FloatArray, shape: MoeShape, otherwise: FloatArray) -> FloatArray:
+    """Efficiency (S, G) of the shards whose very experts were measured (all on every rank, gated) at m tokens, of the others as given."""
+    family, found = stack.kernel.removeprefix("moe_"), otherwise
+    for i, shard in enumerate(dev.shards):
+        if shape.expert_parallel[i] > 1 or not shape.gated:
+            continue
+        key = (shape.hidden, int(shape.width[i]), shape.top, shape.experts)
+        curve = expert_curve(surface_of(shard.gpu).surface, family, _moe_dtype(shard.precision), key)
+        if curve is not None:
+            found = found.copy() if found is otherwise else found
+            at = np.log2(np.maximum(m[min(i, len(m) - 1)], 1.0))
+            found[i] = np.exp2(np.interp(at, curve.tokens, curve.efficiency))
+    return found
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.estimator.time.collectives import Fabric, all_gather_s, all_reduce_s, all_to_all_s, reduce_scatter_s
+from planner.estimator.time.all_reduce import SwitchReduce
+from planner.estimator.time.collectives import Fabric, all_gather_s, all_to_all_s, reduce_scatter_s
 from planner.estimator.time.kernels import (
     CacheShape,
     Devices,
@@ -29,14 +30,15 @@ ACTIVATION_BYTES = 2.0
 
 @dataclass(frozen=True)
 class Cut:
-    """How S replicas are cut, as (S,): ranks of the tensor group, of one attention group, expert-parallel ranks."""
+    """How S replicas are cut, as (S,): ranks of the tensor group, of one attention group, expert-parallel ranks; the collectives of the groups."""
 
     dev: Devices
     tensor: FloatArray
     attention: FloatArray
     experts: FloatArray
     tensor_group: Fabric
-    attention_group: Fabric
+    tensor_reduce: SwitchReduce
+    attention_reduce: SwitchReduce
     moe_stack: Stack | None
 
     @property
@@ -164,23 +166,44 @@ def layer_tokenwise_s(cut: Cut, layer: Layer, hidden: int, m: FloatArray) -> Flo
         time = time + mixer_tokenwise_s(cut, mixer, hidden, m)
     time = time + streaming_s(dev, m / cut.groups * hidden * 8 * ACTIVATION_BYTES, 2.0)
     plain = cut.groups <= 1
-    time = time + np.where(
-        plain, all_reduce_s(cut.tensor_group, message), all_reduce_s(cut.attention_group, message / cut.groups)
-    )
+    whole = cut.tensor_reduce.time_s(message)
+    if np.all(plain):
+        return np.asarray(time + whole * (1.0 if layer.mlp is None else 2.0))
+    time = time + np.where(plain, whole, cut.attention_reduce.time_s(message / cut.groups))
     if layer.mlp is None:
         return np.asarray(time)
-    if np.all(plain):
-        return np.asarray(time + all_reduce_s(cut.tensor_group, message))
     top = layer.mlp.experts_per_token if isinstance(layer.mlp, MoeMlp) else 1
     spread = 2 * all_to_all_s(cut.tensor_group, message * top / cut.tensor[:, None])
     gather = all_gather_s(cut.tensor_group, message) + reduce_scatter_s(cut.tensor_group, message)
     exchange = np.where(cut.experts[:, None] > 1, np.minimum(spread, gather), gather)
-    return np.asarray(time + np.where(plain, all_reduce_s(cut.tensor_group, message), exchange))
+    return np.asarray(time + np.where(plain, whole, exchange))
 
 
-def kernels_per_layer(layer: Layer) -> float:
-    """Kernels launched for a layer, for engines without CUDA graphs."""
-    count = 4.0
+def quantising_s(cut: Cut, layer: Layer, hidden: int, m: FloatArray) -> FloatArray:
+    """Quantisation of the activations of a layer for m tokens per replica, (S, G), by kernels of their own: (2 + a) m k bytes for the k inputs of
+    each product. 0 where activations are 16 bit, or have a scale per block (gemm_s counts those for every engine)."""
+    low = ((cut.dev.activation_bytes < ACTIVATION_BYTES) & (cut.dev.scales_blocks == 0)).astype(float)
+    if not low.any():
+        return np.zeros(np.broadcast_shapes(m.shape, low.shape))
+    inputs: list[tuple[FloatArray, FloatArray | float]] = []
+    full = np.full_like(cut.tensor, float(hidden))
+    for mixer in layer.mixers:
+        if isinstance(mixer, Attention):
+            inputs += [(full, cut.groups), (np.ceil(mixer.heads / cut.attention) * mixer.value_dim, cut.groups)]
+    if isinstance(layer.mlp, DenseMlp):
+        inputs += [(full, 1.0), (np.maximum(np.ceil(layer.mlp.intermediate / cut.tensor), 1.0), 1.0)]
+    per_byte = ACTIVATION_BYTES + cut.dev.activation_bytes
+    total = sum((streaming_s(cut.dev, m / groups * k[:, None] * per_byte) for k, groups in inputs), np.zeros_like(low))
+    return np.asarray(low * total)
+
+
+def kernels_per_layer(layer: Layer) -> tuple[float, float]:
+    """Kernels launched for a layer where nothing is fused, and quantisations of activations more where a precision has them."""
+    count, products = 4.0, 0.0
     for mixer in layer.mixers:
         count += 6.0 if isinstance(mixer, Attention) else 9.0 if isinstance(mixer, LatentAttention) else 8.0
-    return count + (3.0 if isinstance(layer.mlp, DenseMlp) else 9.0 if isinstance(layer.mlp, MoeMlp) else 0.0)
+        count += 2.0 if isinstance(mixer, Attention) and mixer.qk_norm_params else 0.0
+        products += 2.0
+    if isinstance(layer.mlp, DenseMlp):
+        return count + 3.0, products + 2.0
+    return (count + 9.0, products + 2.0) if isinstance(layer.mlp, MoeMlp) else (count, products)

@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner.estimator.time.collectives import all_gather_s, all_reduce_s, fabric, p2p_s
+from planner.estimator.time.all_reduce import switch_reduce
+from planner.estimator.time.collectives import all_gather_s, fabric, p2p_s
 from planner.estimator.time.engine_time import EXPERT_FAMILIES
 from planner.estimator.time.kernels import Devices, devices, gemm_s, streaming_s
 from planner.estimator.time.layers import (
@@ -21,8 +22,9 @@ from planner.estimator.time.layers import (
     layer_tokenwise_s,
     mixer_decode_s,
     mixer_prefill_s,
+    quantising_s,
 )
-from planner.estimator.time.surfaces import FloatArray, IntArray
+from planner.estimator.time.surfaces import FloatArray, IntArray, surface_of
 from planner.models.spec import ModelSpec
 from planner.request import Workload
 from planner.space.shard import Shard
@@ -36,7 +38,8 @@ class StepTable:
     cache at the mean context, output head, sampling); prefill_attention_s (S,) per prompt token; kernels (S,) launched a step.
 
     pipeline (S,): stages, each working on its own microbatch of the step. borrowed (S,): surfaces of another GPU.
-    floor_s (S,): weight_read_s, below which no decode step can be.
+    floor_s (S,): weight_read_s, below which no decode step can be. quantising_s (S, 15): quantisation of activations, for engines that do not
+    fuse it into other kernels.
     """
 
     tokenwise_s: FloatArray
@@ -46,6 +49,7 @@ class StepTable:
     pipeline: FloatArray
     borrowed: IntArray
     floor_s: FloatArray
+    quantising_s: FloatArray
 
     def tokens_time_s(self, shard: IntArray, family: IntArray, tokens: FloatArray) -> FloatArray:
         """Token-wise time of a microbatch of `tokens` tokens on shard rows; linear in tokens between the grid points.
@@ -55,6 +59,10 @@ class StepTable:
         count = len(self.pipeline)
         row = shard + count * family if len(self.tokenwise_s) > count else shard
         return _lookup(self.tokenwise_s, row, tokens)
+
+    def quantising_time_s(self, shard: IntArray, tokens: FloatArray) -> FloatArray:
+        """Quantisation of the activations of a microbatch of `tokens` tokens."""
+        return _lookup(self.quantising_s, shard, tokens)
 
     def decode_time_s(self, shard: IntArray, sequences: FloatArray) -> FloatArray:
         """Attention, head and sampling of a microbatch of `sequences` sequences."""
@@ -72,17 +80,20 @@ def _lookup(table: FloatArray, row: IntArray, x: FloatArray) -> FloatArray:
     return np.asarray(left + (np.maximum(x, 1.0) / start - 1) * (cells[flat + 1] - left))
 
 
-def _cut(shards: Sequence[Shard], dev: Devices) -> Cut:
+def cut_of(shards: Sequence[Shard], dev: Devices) -> Cut:
+    """How the shards are cut, without expert kernels."""
     ranks = [s.tensor_parallel for s in shards]
     attention = [max(1, s.tensor_parallel // s.attention_data_parallel) for s in shards]
     links = [s.tensor_link for s in shards]
+    surfaces = [surface_of(s.gpu).surface for s in shards]
     return Cut(
         dev=dev,
         tensor=np.array(ranks, dtype=float),
         attention=np.array(attention, dtype=float),
         experts=np.array([s.expert_parallel for s in shards], dtype=float),
         tensor_group=fabric(links, ranks),
-        attention_group=fabric(links, attention),
+        tensor_reduce=switch_reduce(surfaces, links, ranks),
+        attention_reduce=switch_reduce(surfaces, links, attention),
         moe_stack=None,
     )
 
@@ -108,7 +119,7 @@ def _weight_read_s(model: ModelSpec, cut: Cut) -> FloatArray:
 
 def weight_read_s(model: ModelSpec, shard: Shard) -> float:
     """Least time of a decode step of one replica, in s: all active weights once at the peak memory bandwidth."""
-    return float(_weight_read_s(model, _cut([shard], devices([shard])))[0])
+    return float(_weight_read_s(model, cut_of([shard], devices([shard])))[0])
 
 
 def _tokenwise_s(cut: Cut, model: ModelSpec, tokens: FloatArray) -> FloatArray:
@@ -125,7 +136,7 @@ def step_table(model: ModelSpec, shards: Sequence[Shard], workload: Workload) ->
     Stages of a pipeline are summed (a token passes all of them) and weighted by the fullest stage: ceil(L / PP) PP / L.
     """
     dev = devices(shards)
-    cut = _cut(shards, dev)
+    cut = cut_of(shards, dev)
     tokens, batches = np.exp2(np.arange(TOKEN_GRID_LOG2))[None, :], np.exp2(np.arange(BATCH_GRID_LOG2))[None, :]
     context = workload.input_tokens + workload.output_tokens / 2
     stages = np.array([s.pipeline_parallel for s in shards], dtype=float)
@@ -134,26 +145,32 @@ def step_table(model: ModelSpec, shards: Sequence[Shard], workload: Workload) ->
 
     decode: FloatArray = np.zeros((1, 1))
     prefill: FloatArray = np.zeros((1, 1))
-    kernels = 8.0
+    kernels = np.full(len(shards), 8.0)
+    quantised = np.array([float(s.precision.bits <= 8 and not s.precision.weight_only) for s in shards])
     for layer, count in model.layer_groups:
-        kernels += count * kernels_per_layer(layer)
+        plain, more = kernels_per_layer(layer)
+        kernels = kernels + count * (plain + quantised * more)
         for mixer in layer.mixers:
             decode = decode + count * mixer_decode_s(cut, mixer, batches, context)
             prefill = prefill + count * mixer_prefill_s(cut, mixer, float(workload.input_tokens))
     hops = fabric([s.pipeline_link for s in shards], [min(2, s.pipeline_parallel) for s in shards])
     message = tokens * model.hidden * ACTIVATION_BYTES
-    embed = streaming_s(dev, 2 * message, 1.0) + all_reduce_s(cut.tensor_group, message)
+    embed = streaming_s(dev, 2 * message, 1.0) + cut.tensor_reduce.time_s(message)
     shift = embed + (stages[:, None] - 1) * p2p_s(hops, message)
     cuts = [replace(cut, moe_stack=dev.moe(family)) for family in EXPERT_FAMILIES] if model.is_moe else [cut]
     tokenwise = np.concatenate([_tokenwise_s(c, model, tokens) * uneven + shift for c in cuts])
     decode = decode * uneven + _head_s(model, cut, batches)
     groups = cut.tensor / cut.attention
+    quantising: FloatArray = np.zeros((len(shards), TOKEN_GRID_LOG2))
+    for layer, count in model.layer_groups:
+        quantising = quantising + count * quantising_s(cut, layer, model.hidden, tokens)
     return StepTable(
         tokenwise_s=np.maximum.accumulate(np.asarray(tokenwise), axis=1),
         decode_s=np.maximum.accumulate(np.asarray(decode), axis=1),
         prefill_attention_s=np.asarray(prefill * uneven)[:, 0] / workload.input_tokens / groups,
-        kernels=np.full(len(shards), kernels),
+        kernels=kernels,
         pipeline=stages,
         borrowed=dev.borrowed.astype(np.int64),
         floor_s=_weight_read_s(model, cut),
+        quantising_s=quantising * uneven,
     )

@@ -1,5 +1,5 @@
-"""Measured efficiency of kernels by shape: roofline time / measured time, on log-spaced grids, one file per GPU, and one for
-the grouped matrix products of experts, by whose kernels they are (vLLM, SGLang, TensorRT-LLM).
+"""Measured efficiency of kernels by shape: roofline time / measured time, on log-spaced grids, one file per GPU, and two for
+the grouped matrix products of experts, by whose kernels they are (vLLM, SGLang, TensorRT-LLM): any shape, and the very shapes that were measured.
 
 Data: hardware_catalog/kernels/<surface>.csv with axes.yaml, borrow.yaml and fit_error.yaml (held-back error of each surface),
 made by scripts/fit_kernels.py from aiconfigurator-core 0.12.0 (Apache-2.0). A GPU without a file borrows the surface of the
@@ -127,6 +127,33 @@ def table_of(surface: Surface, kernel: str, dtype: str) -> FloatArray:
         if (kernel, candidate) in found:
             return found[kernel, candidate]
     raise CatalogError(f"{_label_of(surface)} has no {kernel} surface for {dtype}", f"looked for {', '.join(order)}")
+
+
+@cache
+def labelled_rows(name: str, labels: int) -> tuple[FloatArray, dict[tuple[str, ...], FloatArray]]:
+    """A packaged CSV file of curves: log2 of the points (behind the labels of its header) and the values of each row by its labels."""
+    lines = files("hardware_catalog.kernels").joinpath(name).read_text("utf-8").splitlines()
+    rows = [line.split(",") for line in lines if line and not line.startswith("#")]
+    points = np.log2(np.array(rows[0][labels:], dtype=float))
+    return points, {tuple(row[:labels]): np.array(row[labels:], dtype=float) for row in rows[1:]}
+
+
+@dataclass(frozen=True)
+class ExpertCurve:
+    """Log2 efficiency of experts of one measured shape over log2 tokens."""
+
+    tokens: FloatArray
+    efficiency: FloatArray
+
+
+@cache
+def expert_curve(surface: Surface, family: str, dtype: str, shape: tuple[int, int, int, int]) -> ExpertCurve | None:
+    """Experts of this very shape (hidden, width on a rank, top, experts) by a family of kernels; None where it was not measured."""
+    if isinstance(surface, KernelFile):
+        return None
+    tokens, rows = labelled_rows(f"{surface}-expert-shapes.csv", 6)
+    found = rows.get((family, read_dtype_order()[dtype][0], *map(str, shape)))
+    return None if found is None else ExpertCurve(tokens, np.log2(found))
 
 
 @cache

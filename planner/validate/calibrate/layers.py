@@ -14,9 +14,9 @@ import numpy as np
 from planner.engines.training import framework
 from planner.estimator.memory.train_activations import layer_kept_bytes
 from planner.estimator.memory.train_states import train_state_bytes
-from planner.estimator.time.collectives import fabric
 from planner.estimator.time.kernels import device_constants, devices
-from planner.estimator.time.layers import Cut, layer_tokenwise_s, mixer_prefill_s
+from planner.estimator.time.layers import layer_tokenwise_s, mixer_prefill_s
+from planner.estimator.time.steps import cut_of
 from planner.estimator.time.train_layers import Work, layer_passes
 from planner.hardware.records import Gpu
 from planner.models.load import spec_from_config
@@ -93,9 +93,7 @@ def predicted_forward_s(gpu: Gpu, shape: Shape) -> float:
     """The estimator's time of one layer over all tokens of a prompt."""
     spec = shape.spec()
     shard = Shard(gpu, precision("bf16"), kv_dtype("bf16"), 1, 1, None, None)
-    dev = devices([shard])
-    group = fabric([None], [1])
-    cut = Cut(dev, np.ones(1), np.ones(1), np.ones(1), group, group, None)
+    cut = cut_of([shard], devices([shard]))
     layer = spec.layers[0]
     time = layer_tokenwise_s(cut, layer, spec.hidden, np.array([float(shape.tokens)]))
     return float(time[0, 0] + sum(mixer_prefill_s(cut, m, float(shape.tokens))[0, 0] for m in layer.mixers))
