@@ -47,3 +47,8 @@ def left_over(marker: str) -> list[str]:
         if marker in line and not line.startswith("Z"):
             found.append(line)
     return found
+
+
+def buffers(port: int | str) -> list[str]:
+    """What DeepSpeed on CPUs left of a run whose ranks met at that port."""
+    return [p.name for p in Path("/dev/shm").glob(f"deepspeed_allreduce_buffer_*_{port}_*")]
