@@ -75,7 +75,7 @@ def test_rows_and_verdicts_of_a_plan():
     assert rows["ttft_ms"].error_percent == pytest.approx(-40.0)
     assert rows["ttft_ms"].inside is False
     assert rows["kv_cache_tokens"].inside is None
-    verdicts = {v.limit: (v.verdict, v.why) for v in serving_verdicts(made, found, measured, 100)}
+    verdicts = {v.limit: (v.verdict, v.why) for v in serving_verdicts(made, found, measured)}
     assert verdicts["TTFT, 95th percentile"][0] == "held"
     assert verdicts["E2E, mean"][0] == "did not hold"
     assert verdicts["throughput"] == ("cannot say", "only 80 tokens/s were asked for")
