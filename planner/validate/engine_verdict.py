@@ -18,11 +18,17 @@ from planner.validate.engine_stats import Measured
 CONFIDENCE_TAIL = 0.1  # each side of an 80% interval
 NORMAL_QUANTILE = 1.2816  # of 1 - CONFIDENCE_TAIL
 TTFT_PERCENTILE = 95  # docs/plan.md: ttft_ms is the 95th percentile, tpot_ms and e2e_ms are means
+DIGITS = 4  # significant ones of the printed table
 FAILURES_ALLOWED = 0.01  # above this share of failed requests a mean says nothing
 Word = Literal["held", "did not hold", "cannot say"]
 HELD: Word = "held"
 BROKE: Word = "did not hold"
 UNKNOWN: Word = "cannot say"
+
+
+def shown(value: float) -> float:
+    """As tables show it: a value that differs beyond these digits is not outside a range, though that be of no width."""
+    return float(f"{value:.0f}" if abs(value) >= 10 ** (DIGITS - 1) else f"{value:.{DIGITS}g}")
 
 
 @dataclass(frozen=True)
@@ -43,8 +49,10 @@ class Row:
 
     @property
     def inside(self) -> bool | None:
-        """Whether the measured value lies in the predicted range; None without one."""
-        return None if self.low is None or self.high is None else self.low <= self.measured <= self.high
+        """Whether the measured value lies in the predicted range, in the digits that are shown; None without a range."""
+        if self.low is None or self.high is None:
+            return None
+        return shown(self.low) <= shown(self.measured) <= shown(self.high)
 
 
 @dataclass(frozen=True)
