@@ -8,6 +8,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -19,6 +20,7 @@ from typing import Any
 
 from planner.errors import EngineFailedError, InputError
 from planner.units import GIB
+from planner.validate.engine_guard import dismiss, guard
 from planner.validate.engine_locks import build_locks, extensions_root, ownerless, remove_left
 from planner.validate.engine_members import MARK, Process, members, peak_bytes, runs, send, send_group
 from planner.validate.engine_shared import deepspeed_buffers, mapped, remove
@@ -35,12 +37,19 @@ class Group:
         self.locks = build_locks(self.builds)
         self.stale = ownerless(self.locks)
         try:
+            self.guard = guard(self.mark, env, log.parent)
+        except OSError as error:
+            raise EngineFailedError(
+                f"cannot start {sys.executable}", error.strerror or "", "Check the machine's limits."
+            ) from error
+        try:
             with log.open("ab") as file:
                 self.process = subprocess.Popen(
                     list(words), env={**env, MARK: self.mark}, cwd=folder, stdin=subprocess.DEVNULL, stdout=file,
                     stderr=subprocess.STDOUT, start_new_session=True,
                 )  # fmt: skip
         except OSError as error:
+            dismiss(self.guard)
             raise EngineFailedError(
                 f"cannot start {words[0]}", error.strerror or str(error), "Check that it is installed and the disk."
             ) from error
@@ -97,6 +106,7 @@ class Group:
         remove(held)
         remove(deepspeed_buffers(self.env, self.began))
         remove_left(self.builds, self.locks, self.began)
+        dismiss(self.guard)
 
 
 def read_log(path: Path) -> str:

@@ -39,10 +39,10 @@ def saved(made: Plan, folder: Path) -> Path:
 
 
 def left_over(marker: str) -> list[str]:
-    """Command lines of processes that still run and name the marker."""
+    """Command lines of processes that still run and name the marker. ww: pytest loads readline, which exports COLUMNS=80, and ps cuts there."""
     found = []
     for line in subprocess.run(
-        ["ps", "-eo", "stat,args"], capture_output=True, text=True, check=True
+        ["ps", "-ewwo", "stat,args"], capture_output=True, text=True, check=True
     ).stdout.splitlines():
         if marker in line and not line.startswith("Z"):
             found.append(line)
