@@ -110,8 +110,9 @@ def _load(request: ServeRequest | TrainRequest, calibration: Sequence[str | Path
     if calibration:
         from planner.estimator.corrections import corrected
         from planner.plan import load_plan
+        from planner.solver.measured_point import measured_factors
 
-        catalog = corrected(catalog, [(str(file), load_plan(file)) for file in calibration])
+        catalog = corrected(catalog, [(str(file), load_plan(file)) for file in calibration], measured_factors)
     return catalog, load_model(request.model)
 
 

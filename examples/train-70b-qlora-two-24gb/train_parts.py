@@ -57,6 +57,14 @@ def arguments():
     return argparse.Namespace(**{**plan, **vars(args)})
 
 
+def forget_buffers(args):
+    """DeepSpeed on CPUs leaves 66 MiB a rank in /dev/shm (csrc/cpu/comm/shm.cpp). Once every rank has mapped them, the names may go."""
+    if args.cpu:
+        torch.distributed.barrier()
+        name = f"{os.environ.get('MASTER_ADDR', '')}_{os.environ.get('MASTER_PORT', '')}_{RANK}"
+        Path(f"/dev/shm/deepspeed_allreduce_buffer_{os.getuid()}_{name}").unlink(missing_ok=True)
+
+
 # ---- data: tokenised once a machine into a memory-mapped file, then cut into rows of seq_len
 
 

@@ -98,10 +98,13 @@ def _device(o: Given) -> int:
     plan = read_plan(o["plan_file"])
     if o["out"] is not None:
         check_writable(Path(o["out"]))
+    trace = None if o["profile"] is None else Path(o["profile"])
+    if trace is not None:
+        if o["profile"] == "":
+            raise InvalidValueError("--profile is empty", "", "Name a file, for example --profile trace.json.")
+        check_writable(trace, "--profile")
     with progress() as tell:
-        found = device_run(
-            plan, Path(o["profile"]) if o["profile"] else None, lambda stage, share: tell(stage, 100 * share, 100.0)
-        )
+        found = device_run(plan, trace, lambda stage, share: tell(stage, 100 * share, 100.0))
     return _finish(plan, found, o)
 
 

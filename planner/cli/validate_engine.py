@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from planner.plan import Plan
     from planner.validate.engine_run import Launch, Options
 
-BENCHES = ("own", "vllm")
+BENCHES = ("auto", "own", "vllm", "sglang", "aiperf", "guidellm")
 MOST_SECONDS, MOST_STEPS = 7 * 86400.0, 100_000
 
 ENGINE: Group = {
@@ -31,7 +31,12 @@ ENGINE: Group = {
     "requests": opt._text("Serving: requests to send (default: at least 45 over 60 s).", "--requests"),
     "duration": opt._text("Serving: time to send requests for, such as 5m.", "--duration"),
     "trace": opt._text("Serving: CSV or JSON lines with the lengths of prompts and answers.", "--trace"),
-    "bench": opt._text("Serving: own (the built-in client) or vllm (vllm bench serve).", "--bench", default="own"),
+    "bench": opt._text(
+        "Serving: what sends the load. own (the built-in client), vllm, sglang (their bench tools), aiperf, guidellm; auto: the engine's "
+        "own tool where it is installed, else aiperf or guidellm, else the built-in client.",
+        "--bench",
+        default="auto",
+    ),
     "seed": opt._text("Serving: seed of arrivals and prompts.", "--seed", default="0"),
     "steps": opt._text("Training: steps to run; the first two are not counted.", "--steps", default="10"),
     "timeout": opt._text("Most time for the whole run.", "--timeout", default="30m"),
@@ -75,8 +80,9 @@ def options_of(plan: Plan, o: Given, launch: Launch) -> Options:
     steps = opt.whole(o["steps"], "--steps") or 10
     if steps > MOST_STEPS:
         raise InvalidValueError(f"--steps {steps} is more than {MOST_STEPS:,}", "", "Write for example --steps 20.")
-    if o["bench"] == "vllm" and o["trace"] is not None:
-        raise InvalidValueError("--bench vllm takes no --trace", "it draws its own lengths", "Drop one of them.")
+    bench = opt.one_of(o["bench"], BENCHES, "bench")
+    if bench not in ("auto", "own") and o["trace"] is not None:
+        raise InvalidValueError(f"--bench {bench} takes no --trace", "it draws its own lengths", "Drop one of them.")
     return Options(
         load=load_of(plan, o),
         timeout_s=_seconds(o["timeout"], "--timeout") or 1800.0,
@@ -87,7 +93,7 @@ def options_of(plan: Plan, o: Given, launch: Launch) -> Options:
         steps=steps,
         dataset=str(Path(o["dataset"]).absolute()) if o["dataset"] and Path(o["dataset"]).exists() else o["dataset"],
         env=variables(o["env"] or ()),
-        bench=opt.one_of(o["bench"], BENCHES, "bench"),
+        bench=bench,
         through=opt.one_of(o["through"], TOOLS, "way to submit") if o["through"] else None,
     )
 

@@ -31,15 +31,15 @@ def write_plan(plan: Plan, out: Path, flag: str = "--out") -> None:
                 temporary.unlink(missing_ok=True)
 
 
-def check_writable(out: Path) -> None:
-    """InvalidValueError now, rather than after an hour of measuring, when the plan cannot be written there."""
+def check_writable(out: Path, flag: str = "--out") -> None:
+    """InvalidValueError now, rather than after an hour of measuring, when the file cannot be written there."""
     try:
         if out.is_dir():
             raise IsADirectoryError(EISDIR, os.strerror(EISDIR))
         with tempfile.NamedTemporaryFile(dir=out.parent, prefix=f".{out.name}."):
             pass
     except OSError as error:
-        raise InvalidValueError(f"cannot write {str(out)!r}", error.strerror or "", "Give another --out.") from None
+        raise InvalidValueError(f"cannot write {str(out)!r}", error.strerror or "", f"Give another {flag}.") from None
 
 
 def _head(out: Path) -> str:

@@ -8,12 +8,14 @@
 w: spread of l between configurations of one class, b: between the means of classes, D: how many records w is worth
 (uncertainty.yaml, calibration). Z = 1.2816. It is the posterior of a class's mean under a normal prior with mean 0
 (Gelman et al., Bayesian Data Analysis, 2.5).
+
+Of serving times l_i are the logarithms of f and g in TPOT = f TPOT0(f r), TTFT = g f TTFT0(f r) under a rate r (solver/measured_point.py).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import exp, log, sqrt
 from statistics import fmean
@@ -39,6 +41,9 @@ Z80 = 1.2816
 TIMES = {"serve": ("ttft_ms", "tpot_ms"), "train": ("step_time_s",)}
 MEMORY = "peak_memory_gib"
 _APPLIED = re.compile(r"^(\S+) on (\S+): (\S+) x ([0-9.eE+-]+) ")
+
+
+Solved = Callable[[Plan, Catalog, Mapping[str, float], Mapping[str, float]], dict[str, float] | None]
 
 
 @dataclass(frozen=True)
@@ -159,17 +164,49 @@ def _applied(plan: Plan, gpu: str, engine: str, metric: str) -> float:
     return 1.0
 
 
-def corrected(catalog: Catalog, plans: Sequence[tuple[str, Plan]]) -> Catalog:
-    """The catalog whose GPUs carry the corrections of these validated plans; Catalog.calibration says which, in words."""
+def composed(
+    plan: Plan, records: Sequence[Record], catalog: Catalog, solved: Solved | None
+) -> tuple[list[Record], bool]:
+    """Records of which TTFT holds what is left of it once TPOT is corrected (operating_point.corrected_time), and whether they were solved.
+
+    Solved at the plan's own load where the estimator reproduces it. Else the ratios are divided, which is the same far from saturation.
+    """
+    times = {r.metric: r for r in records if r.metric in TIMES["serve"]}
+    if not times:
+        return list(records), True
+    measured = {m: float((plan.validation or {})["measured"][m]) for m in times}
+    before = {m: measured[m] / exp(r.ratio_ln) for m, r in times.items()} if not plan.provenance.calibration else {}
+    found = (
+        solved(plan, catalog, measured, before)
+        if solved is not None and times[next(iter(times))].gpu in catalog.gpus
+        else None
+    )
+    left = found if found is not None else {m: r.ratio_ln for m, r in times.items()}
+    if found is None and len(left) == len(TIMES["serve"]):
+        left = {**left, "ttft_ms": left["ttft_ms"] - left["tpot_ms"]}
+    return [replace(r, ratio_ln=left.get(r.metric, r.ratio_ln)) for r in records], found is not None
+
+
+def corrected(catalog: Catalog, plans: Sequence[tuple[str, Plan]], solved: Solved | None = None) -> Catalog:
+    """The catalog whose GPUs carry the corrections of these validated plans; Catalog.calibration says which, in words.
+
+    solved: solver.measured_point.measured_factors; without it ratios of serving times are taken as factors.
+    """
     groups: dict[tuple[str, str, str], list[Record]] = {}
     seen: set[tuple[str, str, str, float]] = set()
+    plain = []
     for file, plan in plans:
-        for record in records_of(plan, file):
+        records, exact = composed(plan, records_of(plan, file), catalog, solved)
+        if not exact and solved is not None and records[0].gpu in catalog.gpus:
+            plain.append(
+                f"{records[0].engine} on {records[0].gpu}: the load of {file} is not reproduced, its ratios are taken as factors"
+            )
+        for record in records:
             key = (record.gpu, record.engine, record.metric, record.ratio_ln)
             if key not in seen:  # the same plan given twice is one measurement
                 seen.add(key)
                 groups.setdefault(key[:3], []).append(record)
-    gpus, lines = dict(catalog.gpus), []
+    gpus, lines = dict(catalog.gpus), plain
     for (name, engine, metric), records in groups.items():
         if name not in gpus:
             lines.append(f"{engine} on {name}: not used, this GPU is not in the catalog")

@@ -153,8 +153,10 @@ def corrected_memory(memory: ServingMemory, size: FloatArray) -> ServingMemory:
 def corrected_time(time: ServingTime, tpot: FloatArray, ttft: FloatArray, output_tokens: float) -> ServingTime:
     """Times multiplied with what was measured: a replica that is f times slower under a rate r is as busy as one under f r.
 
-    `time` is that of the rate f r, f = tpot; its rates are divided by f again. TTFT has a factor of its own.
+    `time` is that of the rate f r, f = tpot; its rates are divided by f again. TTFT is f times longer too, and has a factor of its own
+    (ttft) for what is left after that.
     """
+    ttft = ttft * tpot
     decode = (output_tokens - 1) * time.tpot_s
     with np.errstate(invalid="ignore"):
         e2e = np.where(np.isfinite(time.e2e_s), (time.e2e_s - decode) * ttft + decode * tpot, np.inf)

@@ -1,90 +1,151 @@
-"""`vllm bench serve` as the client, when it is asked for (--bench vllm). Options and result keys of vllm 0.32.0, benchmarks/serve.py."""
+"""Which client sends the load (--bench), and a load tool of others run to its end. Their options and files: engine_benches.py.
+
+auto: the engine's own tool where it is installed, else aiperf or guidellm, else planner's own client; whatever was not used is said.
+"""
 
 from __future__ import annotations
 
-import json
 import shutil
+import subprocess
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from planner.errors import EngineFailedError
+from planner.errors import EngineFailedError, InputError
 from planner.plan import Plan
+from planner.validate.engine_benches import AIPERF, BENCHES, GUIDELLM, Asked, Bench, Read
 from planner.validate.engine_http import Server
-from planner.validate.engine_load import ENOUGH_REQUESTS, Tell
+from planner.validate.engine_load import ENOUGH_REQUESTS, Load, Tell
+from planner.validate.engine_logs import failure
 from planner.validate.engine_process import Group, undisturbed
-from planner.validate.engine_run import Options, environment, workplace
+from planner.validate.engine_run import TOOL_LIMIT_S, Options, environment, workplace
 
 if TYPE_CHECKING:
     from planner.validate.engine_serve import Watch
 
-KEYS = {"ttft": "ttft", "tpot": "tpot", "e2el": "e2e"}
+AUTO, OWN = "auto", "own"
+OFFLINE = (
+    "HF_HUB_OFFLINE",
+    "TRANSFORMERS_OFFLINE",
+)  # with one of these aiperf 0.13.0 takes a folder for a name of the hub
+POLL_S = 0.5
 
 
-def command(tool: str, server: Server, model: str, tokenizer: str, options: Options, folder: str) -> list[str]:
-    """The command line: random prompts of the planned lengths, Poisson arrivals or the planned number of users."""
-    load = options.load
-    isl, osl = load.lengths[0]
-    requests = load.requests or max(ENOUGH_REQUESTS, round((load.rate_per_s or 1.0) * (load.duration_s or 60.0)))
-    words = [
-        tool, "bench", "serve", "--backend", "openai", "--base-url", server.url, "--endpoint", "/v1/completions", "--model", model,
-        "--tokenizer", tokenizer, "--dataset-name", "random", "--random-input-len", str(isl), "--random-output-len", str(osl),
-        "--num-prompts", str(requests), "--num-warmups", "2", "--seed", str(load.seed), "--ignore-eos", "--disable-tqdm", "--save-result",
-        "--result-dir", folder, "--result-filename", "result.json", "--percentile-metrics", "ttft,tpot,e2el",
-        "--metric-percentiles", "50,95,99",
-    ]  # fmt: skip
-    if load.rate_per_s is not None:
-        words += ["--request-rate", str(load.rate_per_s)]
-    if load.concurrency is not None:
-        words += ["--max-concurrency", str(load.concurrency)]
-    return words
+class BenchFailedError(EngineFailedError):
+    """The load tool did not do its job; the server may be well."""
 
 
-def read_result(tree: dict[str, Any]) -> tuple[dict[str, float], int, int]:
-    """(keys of validation.measured, failed, answered) of its result file."""
-    table: dict[str, float] = {}
-    for theirs, ours in KEYS.items():
-        names = {f"mean_{theirs}_ms": f"{ours}_ms_mean"} | {
-            f"p{p}_{theirs}_ms": f"{ours}_ms_p{p}" for p in (50, 95, 99)
-        }
-        table |= {mine: float(tree[name]) for name, mine in names.items() if name in tree}
-    answered = int(tree["completed"])
-    table["throughput_tokens_per_s"] = float(tree["output_throughput"])
-    for key, name in (("input_tokens_mean", "total_input_tokens"), ("output_tokens_mean", "total_output_tokens")):
-        if answered and name in tree:
-            table[key] = float(tree[name]) / answered
-    return table, int(tree.get("failed") or 0), answered
+@dataclass(frozen=True)
+class Choice:
+    """The client: a tool with its program, or planner's own (None). notes: tools that were not used, and why."""
+
+    bench: Bench | None
+    program: str = ""
+    notes: tuple[str, ...] = ()
 
 
-def vllm_bench(
-    server: Server, plan: Plan, options: Options, watch: Watch, tell: Tell
-) -> tuple[dict[str, float], int, int]:
-    """Run it to its end and read its result file."""
-    tool = shutil.which("vllm", path=options.env.get("PATH"))
-    if tool is None:
-        raise EngineFailedError(
-            "--bench vllm needs the program vllm", "it is not on PATH", "Install vllm[bench], or leave --bench out."
-        )
-    tokenizer = options.model_path or options.env.get("MODEL") or plan.model.hf_id
-    model = options.env.get("SERVED_NAME") or plan.model.hf_id or tokenizer
+def choose(plan: Plan, options: Options, servers: Sequence[Server]) -> Choice:
+    """The client of this run. InputError for a tool that was asked for and cannot send the load, EngineFailedError when it is not installed."""
+    if options.bench == OWN:
+        return Choice(None)
+    if options.bench != AUTO:
+        bench = BENCHES[options.bench]
+        program, why = installed(bench, options.env), unfit(bench, plan, options, servers)
+        if program is None:
+            what = f"the package {bench.module}" if bench.module else f"the program {bench.program}"
+            raise EngineFailedError(
+                f"--bench {bench.name} needs {what}", "it is not on PATH", f"Install it with: {bench.install}, or leave --bench out."
+            )  # fmt: skip
+        if why:
+            raise InputError(f"--bench {bench.name} cannot send this load", why, "Leave --bench out.")
+        return Choice(bench, program)
+    engine = plan.deployment.engine if plan.deployment else ""
+    notes: list[str] = []
+    for bench in (*(b for b in BENCHES.values() if engine in b.own_of), AIPERF, GUIDELLM):
+        program = installed(bench, options.env)
+        if program is None:
+            continue
+        why = unfit(bench, plan, options, servers)
+        if not why:
+            return Choice(bench, program, tuple(notes))
+        notes.append(f"{bench.title} was not used: {why}.")
+    return Choice(None, "", tuple(notes))
+
+
+def installed(bench: Bench, env: Mapping[str, str]) -> str | None:
+    """Path of the tool's program (of a Python module: of the interpreter that has it) where the scripts look; None without one."""
+    program = shutil.which(bench.program, path=env.get("PATH"))
+    if program is None or not bench.module:
+        return program
+    find = f"import importlib.util as u, sys; sys.exit(u.find_spec({bench.module!r}) is None)"
+    try:
+        done = subprocess.run([program, "-c", find], capture_output=True, timeout=TOOL_LIMIT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return program if done.returncode == 0 else None
+
+
+def unfit(bench: Bench, plan: Plan, options: Options, servers: Sequence[Server]) -> str:
+    """Why this tool cannot send the load; '' when it can."""
+    if len(options.load.lengths) > 1:
+        return "it draws its own lengths, and takes none of --trace"
+    if len(servers) > 1 and not bench.several:
+        return f"it loads one server, and there are {len(servers)}"
+    if servers[0].headers and not bench.key_variable:
+        return "it takes an API key only on its command line, where others can read it"
+    if not tokenizer_of(plan, options):
+        return "it needs a tokenizer, and the plan names no checkpoint"
+    return ""
+
+
+def tokenizer_of(plan: Plan, options: Options) -> str:
+    """Where the tools find the tokenizer: a folder or a name of the hub."""
+    return options.model_path or options.env.get("MODEL") or plan.model.hf_id or ""
+
+
+def requests_of(load: Load) -> int:
+    """How many requests a tool sends: as many as asked for, or what the planned load sends in the time."""
+    return load.requests or max(ENOUGH_REQUESTS, round((load.rate_per_s or 1.0) * (load.duration_s or 60.0)))
+
+
+def run_bench(
+    choice: Choice, servers: Sequence[Server], model: str, plan: Plan, options: Options, watch: Watch, tell: Tell
+) -> Read:
+    """Run the tool to its end and read its file. BenchFailedError with its last lines when it fails or writes none."""
+    bench, requests = choice.bench, requests_of(options.load)
+    if bench is None:
+        raise ValueError("planner's own client is no tool")
     with workplace() as work:
-        group = Group(
-            command(tool, server, model, tokenizer, options, str(work)),
-            environment("serve", options, work),
-            work,
-            work / "log",
-        )
-        began = time.monotonic()
+        env = environment("serve", options, work)
+        if servers[0].headers:
+            env[bench.key_variable] = servers[0].headers[0][1].removeprefix("Bearer ")
+        if bench is AIPERF and Path(tokenizer_of(plan, options)).is_dir():
+            env = {k: v for k, v in env.items() if k not in OFFLINE}
+        asked = Asked(choice.program, servers, model, tokenizer_of(plan, options), options.load, requests, str(work))
+        group, began = Group(bench.words(asked), env, work, work / "log"), time.monotonic()
         try:
             while group.exit_code is None:
-                tell("vllm bench serve", time.monotonic() - began, None)
-                time.sleep(0.5)
-                watch.check("vllm bench serve was not done")
+                tell(bench.title, time.monotonic() - began, None)
+                time.sleep(POLL_S)
+                watch.check(f"{bench.title} was not done")
+            if group.exit_code:
+                raise _failed(f"{bench.title} ended with exit code {group.exit_code}", bench, group.text())
         finally:
             with undisturbed():
                 group.stop()
         try:
-            return read_result(json.loads((work / "result.json").read_text("utf-8")))
-        except (OSError, ValueError, KeyError) as error:
-            from planner.validate.engine_logs import failure
+            return bench.read((work / bench.result).read_text("utf-8"), requests)
+        except OSError:
+            raise _failed(f"{bench.title} wrote no {bench.result}", bench, group.text()) from None
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+            what = f"{bench.title} wrote a {bench.result} that is not understood ({type(error).__name__}: {error})"
+            raise _failed(what[:200], bench, group.text()) from None
 
-            raise failure("vllm bench serve wrote no result", "vllm", group.text()) from error
+
+def _failed(what: str, bench: Bench, log: str) -> BenchFailedError:
+    found = failure(what, bench.name, log, "Or give --bench own.", bench.install)
+    error = BenchFailedError(found.what, found.why, found.next_step)
+    error.last_lines = found.last_lines
+    return error

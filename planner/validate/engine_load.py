@@ -198,12 +198,17 @@ async def _events(client: Client, body: dict[str, Any]) -> AsyncIterator[tuple[d
             yield tree, time.perf_counter()
 
 
-async def run_load(clients: Sequence[Client], load: Load, tell: Tell, limit_s: float = ANSWER_LIMIT_S) -> list[Sample]:
-    """Warm every server up, then send the load to them in turn and wait for all answers."""
-    rng = random.Random(load.seed)
+async def warm_up(clients: Sequence[Client], load: Load, tell: Tell, limit_s: float = ANSWER_LIMIT_S) -> None:
+    """Requests to every server that are not counted."""
     tell("warming up", 0, None)
     warm = [send(c, load.lengths[0], random.Random(-1 - i), 0.0, limit_s) for c in clients for i in range(WARM_UP)]
     await asyncio.gather(*warm)
+
+
+async def run_load(clients: Sequence[Client], load: Load, tell: Tell, limit_s: float = ANSWER_LIMIT_S) -> list[Sample]:
+    """Warm every server up, then send the load to them in turn and wait for all answers."""
+    rng = random.Random(load.seed)
+    await warm_up(clients, load, tell, limit_s)
     began, done = time.perf_counter(), [0]
 
     async def one(index: int) -> Sample:

@@ -1,18 +1,14 @@
-"""Processes that a validation starts: one script with all that it starts, stopped whole.
-
-A launcher's workers may leave its process group (torchrun gives each a session of its own). They are found three ways: the
-group, the tree of parents, and a mark in their environment; the last two need /proc (Linux).
-"""
+"""A script that a validation starts, with all that it starts: stopped whole, and what it leaves is removed."""
 
 from __future__ import annotations
 
 import contextlib
-import os
 import secrets
 import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -23,14 +19,13 @@ from types import FrameType
 from typing import Any
 
 from planner.errors import EngineFailedError, InputError
-from planner.units import GIB, KIB
+from planner.units import GIB
+from planner.validate.engine_guard import dismiss, guard
 from planner.validate.engine_locks import build_locks, extensions_root, ownerless, remove_left
+from planner.validate.engine_members import MARK, Process, members, peak_bytes, runs, send, send_group
+from planner.validate.engine_shared import deepspeed_buffers, mapped, remove
 
-MARK = "PLANNER_RUN"
-PROC = Path("/proc")
-SHARED_MEMORY = Path("/dev/shm")  # noqa: S108
 GRACE_S, INTERRUPT_S, POLL_S = 20.0, 10.0, 0.1
-Process = tuple[int, str]  # pid and start time: a pid alone may be given to somebody else
 
 
 class Group:
@@ -38,9 +33,15 @@ class Group:
 
     def __init__(self, words: Sequence[str], env: Mapping[str, str], folder: Path, log: Path) -> None:
         self.mark, self.log, self.began = f"planner-{secrets.token_hex(8)}", log, time.time()
-        self.builds = extensions_root(env)
+        self.env, self.builds = env, extensions_root(env)
         self.locks = build_locks(self.builds)
         self.stale = ownerless(self.locks)
+        try:
+            self.guard = guard(self.mark, env, log.parent)
+        except OSError as error:
+            raise EngineFailedError(
+                f"cannot start {sys.executable}", error.strerror or "", "Check the machine's limits."
+            ) from error
         try:
             with log.open("ab") as file:
                 self.process = subprocess.Popen(
@@ -48,6 +49,7 @@ class Group:
                     stderr=subprocess.STDOUT, start_new_session=True,
                 )  # fmt: skip
         except OSError as error:
+            dismiss(self.guard)
             raise EngineFailedError(
                 f"cannot start {words[0]}", error.strerror or str(error), "Check that it is installed and the disk."
             ) from error
@@ -63,7 +65,7 @@ class Group:
 
     def peak_resident_gib(self) -> float:
         """Highest resident set so far of the fullest process (VmHWM of Linux); 0 where that cannot be read."""
-        return max((_peak_bytes(pid) for pid, _ in self.alive()), default=0) / GIB
+        return max((peak_bytes(pid) for pid, _ in self.alive()), default=0) / GIB
 
     def stale_locks(self) -> tuple[Path, ...]:
         """Locks of torch's builds that nobody held when this run began, and that are still there."""
@@ -72,39 +74,39 @@ class Group:
 
     def alive(self) -> list[Process]:
         """Every process of this run that is still there."""
-        return _members(self.process.pid, self.mark)
+        return members(self.mark, self.process.pid)
 
     def stop(self, grace_s: float = GRACE_S, first_interrupt: bool = False) -> None:
-        """SIGTERM to all, SIGKILL to what is left after grace_s; then the shared memory that only they had and locks of their builds go.
+        """SIGTERM to all, SIGKILL to what is left after grace_s; then their shared memory and locks of their builds go.
 
         first_interrupt: SIGINT to the script alone comes first, for launchers that then end ranks on other machines.
         """
         known = set(self.alive())
-        held = _shared_memory(known, self.began)
+        held = mapped(known, self.began)
         if first_interrupt and self.process.poll() is None:
             self.process.send_signal(signal.SIGINT)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(INTERRUPT_S)
-        _signal(known, signal.SIGTERM)
-        _signal_group(self.process.pid, signal.SIGTERM)
+        send(known, signal.SIGTERM)
+        send_group(self.process.pid, signal.SIGTERM)
         until = time.monotonic() + grace_s
         while time.monotonic() < until:
             known |= set(self.alive())
-            if self.process.poll() is not None and not any(_is(p) for p in known):
+            if self.process.poll() is not None and not any(runs(p) for p in known):
                 break
             time.sleep(POLL_S)
         else:
-            held |= _shared_memory(known, self.began)
-            _signal(known, signal.SIGKILL)
-        _signal_group(self.process.pid, signal.SIGKILL)
+            held |= mapped(known, self.began)
+            send(known, signal.SIGKILL)
+        send_group(self.process.pid, signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(GRACE_S)
-        while time.monotonic() < until + GRACE_S and any(_is(p) for p in known):
+        while time.monotonic() < until + GRACE_S and any(runs(p) for p in known):
             time.sleep(POLL_S)
-        for path in held:
-            with contextlib.suppress(OSError):
-                path.unlink(missing_ok=True)
+        remove(held)
+        remove(deepspeed_buffers(self.env, self.began))
         remove_left(self.builds, self.locks, self.began)
+        dismiss(self.guard)
 
 
 def read_log(path: Path) -> str:
@@ -113,80 +115,6 @@ def read_log(path: Path) -> str:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
-
-
-def _stat(pid: int) -> tuple[int, int, str, str] | None:
-    """(parent, group, state, start time) of a process; None when it is gone."""
-    try:
-        fields = (PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
-        return int(fields[1]), int(fields[2]), fields[0], fields[19]
-    except (OSError, IndexError, ValueError):
-        return None
-
-
-def _peak_bytes(pid: int) -> int:
-    """VmHWM of a process in bytes (proc_pid_status(5): in KiB); 0 where it cannot be read."""
-    try:
-        lines = (PROC / str(pid) / "status").read_text(errors="replace").splitlines()
-        return next(int(line.split()[1]) * KIB for line in lines if line.startswith("VmHWM:"))
-    except (OSError, StopIteration, IndexError, ValueError):
-        return 0
-
-
-def _is(process: Process) -> bool:
-    """Whether that very process still runs (a zombie does not)."""
-    found = _stat(process[0])
-    return found is not None and found[3] == process[1] and found[2] not in "ZX"
-
-
-def _members(root: int, mark: str) -> list[Process]:
-    table = {int(p.name): s for p in PROC.glob("[0-9]*") if (s := _stat(int(p.name))) is not None}
-    wanted = f"{MARK}={mark}".encode()
-    found = {pid for pid, s in table.items() if pid == root or s[1] == root or _has_mark(pid, wanted)}
-    grown = True
-    while grown:
-        more = {pid for pid, s in table.items() if s[0] in found} - found
-        found |= more
-        grown = bool(more)
-    return [(pid, table[pid][3]) for pid in found if table[pid][2] not in "ZX"]
-
-
-def _has_mark(pid: int, wanted: bytes) -> bool:
-    try:
-        return wanted in (PROC / str(pid) / "environ").read_bytes()
-    except OSError:
-        return False
-
-
-def _signal(processes: set[Process], number: signal.Signals) -> None:
-    for process in processes:
-        if _is(process):
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(process[0], number)
-
-
-def _signal_group(leader: int, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(leader, number)
-
-
-def _shared_memory(processes: set[Process], began: float) -> set[Path]:
-    """Files of shared memory that these processes map and that are younger than the run."""
-    found = set()
-    for pid, _ in processes:
-        with contextlib.suppress(OSError):
-            for line in (PROC / str(pid) / "maps").read_text(errors="replace").splitlines():
-                name = line.split(maxsplit=5)[-1]
-                if name.startswith(f"{SHARED_MEMORY}/") and not name.endswith("(deleted)"):
-                    found.add(Path(name))
-    return {p for p in found if _age_ok(p, began)}
-
-
-def _age_ok(path: Path, began: float) -> bool:
-    try:
-        return path.stat().st_ctime >= began - 1
-    except OSError:
-        return False
 
 
 @contextmanager

@@ -48,13 +48,13 @@ class Options:
     steps: int = 10
     dataset: str | None = None
     env: Mapping[str, str] = field(default_factory=dict)
-    bench: str = "own"
+    bench: str = "auto"
     through: str | None = None
 
 
 @dataclass(frozen=True)
 class EngineRun:
-    """What an engine run found. measured: keys of `validation.measured`; comparable: the hardware was the planned one."""
+    """What an engine run found. measured: keys of `validation.measured`; comparable: the hardware was the planned one; client: what sent the load."""
 
     rows: tuple[Row, ...]
     verdicts: tuple[Verdict, ...]
@@ -62,6 +62,7 @@ class EngineRun:
     notes: tuple[str, ...]
     counts: dict[str, int]
     comparable: bool = True
+    client: str = ""
 
     @property
     def held(self) -> bool:
@@ -79,6 +80,7 @@ class EngineRun:
                 v.limit: {"allowed": v.allowed, "measured": v.measured, "verdict": v.verdict} for v in self.verdicts
             },
             **self.counts,
+            **({"client": self.client} if self.client else {}),
             "hardware": "as planned" if self.comparable else "not the planned one",
         }
 

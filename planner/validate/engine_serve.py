@@ -10,9 +10,9 @@ from typing import Any
 
 from planner.errors import EngineFailedError
 from planner.plan import Plan
-from planner.validate.engine_bench import vllm_bench
+from planner.validate.engine_bench import AUTO, OWN, BenchFailedError, Choice, choose, run_bench
 from planner.validate.engine_http import HttpError, Server, ask
-from planner.validate.engine_load import Sample, Tell, connect, run_load
+from planner.validate.engine_load import Client, Sample, Tell, connect, run_load, warm_up
 from planner.validate.engine_logs import death_of, failure, read_start
 from planner.validate.engine_process import Group, free_port
 from planner.validate.engine_run import (
@@ -122,10 +122,10 @@ def vocabulary(plan: Plan, options: Options) -> int:
     return plan.model.vocab
 
 
-async def measure(
+async def connected(
     servers: Sequence[Server], plan: Plan, launch: Launch, options: Options, watch: Watch, tell: Tell
-) -> tuple[float, list[Sample]]:
-    """(seconds to ready, samples) of the load over all servers, taken in turn."""
+) -> tuple[float, list[Client]]:
+    """(seconds to ready, clients) once every server is healthy and has answered a first request."""
     ready = max([await healthy(s, launch.health, watch, tell) for s in servers])
     longest = max(isl for isl, _ in options.load.lengths)
     names, vocab = model_names(plan, options), vocabulary(plan, options)
@@ -133,8 +133,44 @@ async def measure(
         await watched(connect(s, names, vocab, longest, PROBE_LIMIT_S), watch, "the engine did not answer a first request")
         for s in servers
     ]  # fmt: skip
-    samples = await watched(run_load(clients, options.load, tell), watch, "the load was not done")
-    return ready, samples
+    return ready, clients
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What a client measured: samples, seconds to ready, figures that only a tool knows, the client's name, notes on those not used."""
+
+    samples: list[Sample]
+    ready_s: float
+    alone: dict[str, float]
+    client: str
+    notes: tuple[str, ...] = ()
+
+
+def measure(
+    servers: Sequence[Server], plan: Plan, launch: Launch, options: Options, watch: Watch, tell: Tell
+) -> Loaded:
+    """The load over all servers by the chosen client; planner's own where a tool that was not asked for fails."""
+    choice = choose(plan, options, servers)
+    ready, clients = asyncio.run(connected(servers, plan, launch, options, watch, tell))
+    notes = choice.notes
+    if choice.bench is not None:
+        try:
+            return _by_tool(choice, servers, clients, ready, plan, options, watch, tell)
+        except BenchFailedError as error:
+            if options.bench != AUTO:
+                raise
+            notes = (*notes, f"{choice.bench.title} was not used: {error.what}: {error.why}.")
+    samples = asyncio.run(watched(run_load(clients, options.load, tell), watch, "the load was not done"))
+    return Loaded(samples, ready, {}, "planner", notes)
+
+
+def _by_tool(
+    choice: Choice, servers: Sequence[Server], clients: list[Client], ready: float, plan: Plan, options: Options, watch: Watch, tell: Tell
+) -> Loaded:  # fmt: skip
+    asyncio.run(watched(warm_up(clients, options.load, tell), watch, "the warm-up was not done"))
+    samples, alone = run_bench(choice, servers, clients[0].model, plan, options, watch, tell)
+    return Loaded(samples, ready, alone, choice.bench.title if choice.bench else OWN, choice.notes)
 
 
 def serve_and_measure(plan: Plan, launch: Launch, options: Options, tell: Tell) -> EngineRun:
@@ -180,31 +216,21 @@ def loaded(
     about: tuple[bool, list[str]],
 ) -> EngineRun:  # fmt: skip
     """Load servers that are starting or running, and compare. log: their log so far."""
-    if options.bench == "vllm":
-        asyncio.run(healthy(servers[0], launch.health, watch, tell))
-        table, failed, answered = vllm_bench(servers[0], plan, options, watch, tell)
-        found = Measured((), {"vllm bench serve": failed} if failed else {})
-        return _compare(plan, found, table, answered, log(), about, "vllm bench serve")
     try:
-        ready, samples = asyncio.run(measure(servers, plan, launch, options, watch, tell))
+        done = measure(servers, plan, launch, options, watch, tell)
     except EngineFailedError as error:
         error.last_lines = error.last_lines or death_of(log()).last_lines
         raise
-    found = measured_of(samples)
+    found = measured_of(done.samples)
     if not found.answered:
         reason = next(iter(found.failures), "no request was sent")
         raise failure(f"none of {found.failed} requests was answered ({reason})", watch.engine, log())
-    return _compare(plan, found, found.table() | {"start_s": ready}, found.answered, log(), about, "planner")
+    table = found.table() | done.alone | {"start_s": done.ready_s}
+    return _compare(plan, found, table, log(), (about[0], [*about[1], *done.notes]), done.client)
 
 
 def _compare(
-    plan: Plan,
-    found: Measured,
-    table: dict[str, float],
-    answered: int,
-    log: str,
-    about: tuple[bool, list[str]],
-    client: str,
+    plan: Plan, found: Measured, table: dict[str, float], log: str, about: tuple[bool, list[str]], client: str
 ) -> EngineRun:
     engine = plan.deployment.engine if plan.deployment else ""
     measured = dict(table) | read_start(engine, log)
@@ -212,13 +238,12 @@ def _compare(
         if source in measured:
             measured[name] = measured[source]
     comparable, notes = about
-    failed = sum(found.failures.values())
-    sent = [f"{answered} requests were answered, {failed} failed (client: {client})."]
+    sent = [f"{found.answered} requests were answered, {found.failed} failed (client: {client})."]
     sent += [f"{count} failed with: {reason}" for reason, count in list(found.failures.items())[:3]]
     if "input_tokens_mean" in measured:
         sent.append(
             f"Mean lengths {measured['input_tokens_mean']:.4g} tokens in and {measured['output_tokens_mean']:.4g} out."
         )
-    verdicts = serving_verdicts(plan, found, measured, answered)
-    counts = {"requests": answered, "requests_failed": failed}
-    return EngineRun(serving_rows(plan, measured), verdicts, measured, (*notes, *sent), counts, comparable)
+    verdicts = serving_verdicts(plan, found, measured)
+    counts = {"requests": found.answered, "requests_failed": found.failed}
+    return EngineRun(serving_rows(plan, measured), verdicts, measured, (*notes, *sent), counts, comparable, client)

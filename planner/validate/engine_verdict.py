@@ -13,17 +13,22 @@ from typing import Any, Literal
 from planner.estimator.corrections import peak_gib
 from planner.plan import Plan, Range
 from planner.units import format_duration
-from planner.validate.engine_load import ENOUGH_REQUESTS
 from planner.validate.engine_stats import Measured
 
 CONFIDENCE_TAIL = 0.1  # each side of an 80% interval
 NORMAL_QUANTILE = 1.2816  # of 1 - CONFIDENCE_TAIL
 TTFT_PERCENTILE = 95  # docs/plan.md: ttft_ms is the 95th percentile, tpot_ms and e2e_ms are means
+DIGITS = 4  # significant ones of the printed table
 FAILURES_ALLOWED = 0.01  # above this share of failed requests a mean says nothing
 Word = Literal["held", "did not hold", "cannot say"]
 HELD: Word = "held"
 BROKE: Word = "did not hold"
 UNKNOWN: Word = "cannot say"
+
+
+def shown(value: float) -> float:
+    """As tables show it: a value that differs beyond these digits is not outside a range, though that be of no width."""
+    return float(f"{value:.0f}" if abs(value) >= 10 ** (DIGITS - 1) else f"{value:.{DIGITS}g}")
 
 
 @dataclass(frozen=True)
@@ -44,8 +49,10 @@ class Row:
 
     @property
     def inside(self) -> bool | None:
-        """Whether the measured value lies in the predicted range; None without one."""
-        return None if self.low is None or self.high is None else self.low <= self.measured <= self.high
+        """Whether the measured value lies in the predicted range, in the digits that are shown; None without a range."""
+        if self.low is None or self.high is None:
+            return None
+        return shown(self.low) <= shown(self.measured) <= shown(self.high)
 
 
 @dataclass(frozen=True)
@@ -142,15 +149,8 @@ def mean_verdict(values: list[float], failed: int, allowed: float) -> tuple[Word
     return UNKNOWN, f"{n} requests; the mean is within {half:.3g} ms of the limit"
 
 
-def value_verdict(value: float, answered: int, allowed: float) -> tuple[Word, str]:
-    """Judge a limit from the figure of another client that keeps its single requests to itself."""
-    if answered < ENOUGH_REQUESTS:
-        return UNKNOWN, f"{answered} requests are too few"
-    return (HELD if value <= allowed else BROKE), f"{answered} requests"
-
-
-def serving_verdicts(plan: Plan, found: Measured, table: dict[str, float], answered: int) -> tuple[Verdict, ...]:
-    """One verdict a limit of the request that a load can judge. answered: requests, where `found` has not their samples."""
+def serving_verdicts(plan: Plan, found: Measured, table: dict[str, float]) -> tuple[Verdict, ...]:
+    """One verdict a limit of the request that a load can judge."""
     limits: dict[str, Any] = dict(plan.request.get("limits") or {})
     out = []
     for key, name, text in (
@@ -162,9 +162,7 @@ def serving_verdicts(plan: Plan, found: Measured, table: dict[str, float], answe
             continue
         allowed_ms, values = 1e3 * float(limits[key]), found.values_ms(name)
         word: Word
-        if not found.answered and f"{name}_ms" in table:
-            word, why = value_verdict(table[f"{name}_ms"], answered, allowed_ms)
-        elif not values and found.answered:
+        if not values and found.answered:
             word, why = UNKNOWN, "the server does not stream its answers"
         elif name == "ttft":
             word, why = percentile_verdict(values, found.failed, allowed_ms, TTFT_PERCENTILE)

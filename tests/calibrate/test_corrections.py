@@ -170,8 +170,8 @@ def test_slower_by_f_under_a_rate_is_as_busy_as_f_times_the_rate():
         one * 0.2, one * 0.3, one * 0.05, one * 1.2, one * 40, one * 4, one * 8, one * 0.5, one * 2.0, one > 0
     )
     slow = corrected_time(time, one * 2, one * 3, 21.0)
-    assert (slow.tpot_s[0], slow.ttft_p95_s[0], slow.max_rate_per_s[0]) == pytest.approx((0.1, 0.9, 1.0))
-    assert slow.e2e_s[0] == pytest.approx(0.2 * 3 + 20 * 0.1)
+    assert (slow.tpot_s[0], slow.ttft_p95_s[0], slow.max_rate_per_s[0]) == pytest.approx((0.1, 1.8, 1.0))
+    assert slow.e2e_s[0] == pytest.approx(0.2 * 6 + 20 * 0.1)  # TTFT holds the slower steps too
     assert slow.utilisation[0] == 0.5
 
 

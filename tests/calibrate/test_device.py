@@ -160,6 +160,19 @@ def test_a_trace_needs_the_device_level(plans, capsys):
     assert "--level device" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("trace", ["", "no/such/folder/trace.json", "."])
+def test_a_trace_that_cannot_be_written_is_said_before_anything_is_measured(
+    trace, plans, monkeypatch, tmp_path, capsys
+):
+    monkeypatch.setattr(device, "device_run", lambda *_: pytest.fail("it was measured"))
+    monkeypatch.chdir(tmp_path)
+    assert run(["validate", str(plans / "ddp/plan.yaml"), "--level", "device", "--profile", trace]) == 2
+    err = capsys.readouterr().err
+    assert "--profile" in err
+    assert len(err.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_all_layers_lie_on_the_line():
     assert device.line(2.0, 4.0, 1) == 2.0
     assert device.line(2.0, 4.0, 3) == 4.0

@@ -282,7 +282,7 @@ def test_an_interrupt_stops_the_workers_and_writes_nothing(tmp_path, monkeypatch
 
 def workers(place):
     """Pids of workers whose settings lie there."""
-    found = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True).stdout.splitlines()
+    found = subprocess.run(["ps", "-ewwo", "pid,args"], capture_output=True, text=True, check=True).stdout.splitlines()
     return [int(line.split()[0]) for line in found if f"calibrate.worker {place}" in line]
 
 

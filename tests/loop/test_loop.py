@@ -21,7 +21,7 @@ from planner.plan import Plan, load_plan
 from planner.validate.engine_process import free_port, is_open
 from tests.train_runs.runs import need
 from tests.train_runs.tinymodel import make
-from tests.validate.engine_helpers import left_over
+from tests.validate.engine_helpers import buffers, left_over
 
 SECONDS = "1"  # of measuring: the shortest that calibrate takes
 # One user: without a queue a slow machine is slow in proportion, and no correction meets another
@@ -90,6 +90,7 @@ def check_corrected(before: Plan, after: Plan, measured: dict[str, float], file:
 def check_nothing_left(marker: Path, port: int) -> None:
     assert left_over(str(marker)) == []
     assert not is_open(port)
+    assert buffers(port) == []
 
 
 def test_serving_with_transformers(machine: Path) -> None:

@@ -16,6 +16,7 @@ import pytest
 
 from planner.emit import write_files
 from planner.plan import Plan
+from tests.validate.engine_helpers import buffers
 
 
 def _absent(package: str) -> bool:
@@ -70,6 +71,7 @@ def start(plan: Plan, folder: Path, out: Path, timeout: int = 420, **env: str) -
         timeout=timeout,
         check=False,
     )
+    assert buffers(full["MASTER_PORT"]) == []
     return read(done.returncode, out, done.stdout + done.stderr)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import os
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -195,3 +196,23 @@ def test_next_plan(micro: int, accumulation: int, interval: int, expected: str, 
         then_try=then_try(layout_of(made)),
     )
     assert expected in parts.next_plan(args)
+
+
+@pytest.mark.parametrize("cpu", [True, False])
+def test_deepspeeds_buffers_lose_their_names_once_all_have_mapped_them(
+    cpu: bool, parts: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only this rank's own, only on CPUs, and not before the barrier."""
+    names = [f"deepspeed_allreduce_buffer_{os.getuid()}_10.0.0.1_2900_{rank}" for rank in (0, 1)]
+    for name in names:
+        (tmp_path / name).touch()
+    seen: list[int] = []
+    monkeypatch.setattr(parts.torch.distributed, "barrier", lambda: seen.append(len(list(tmp_path.iterdir()))))
+    monkeypatch.setattr(parts, "Path", lambda text: Path(text.replace("/dev/shm", str(tmp_path))))
+    monkeypatch.setattr(parts, "RANK", 1)
+    monkeypatch.setenv("MASTER_ADDR", "10.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", "2900")
+    parts.forget_buffers(argparse.Namespace(cpu=cpu))
+    parts.forget_buffers(argparse.Namespace(cpu=cpu))  # a buffer that is not there is no error
+    assert seen == ([2, 1] if cpu else [])
+    assert [p.name for p in sorted(tmp_path.iterdir())] == (names[:1] if cpu else names)

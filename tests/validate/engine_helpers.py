@@ -33,17 +33,26 @@ def fake_files(folder: Path, mode: str, ttft_ms: float = 50, tpot_ms: float = 10
 
 
 def saved(made: Plan, folder: Path) -> Path:
+    """The plan as a file. Training in fp32, which launch files can do and no framework is planned with, is refused there: bf16."""
+    dep = made.deployment
+    if dep is not None and dep.train is not None and dep.precision == "fp32":
+        made = replace(made, deployment=replace(dep, precision="bf16"))
     path = folder / "plan.yaml"
     path.write_text("# head\n" + plan_to_yaml(made))
     return path
 
 
 def left_over(marker: str) -> list[str]:
-    """Command lines of processes that still run and name the marker."""
+    """Command lines of processes that still run and name the marker. ww: pytest loads readline, which exports COLUMNS=80, and ps cuts there."""
     found = []
     for line in subprocess.run(
-        ["ps", "-eo", "stat,args"], capture_output=True, text=True, check=True
+        ["ps", "-ewwo", "stat,args"], capture_output=True, text=True, check=True
     ).stdout.splitlines():
         if marker in line and not line.startswith("Z"):
             found.append(line)
     return found
+
+
+def buffers(port: int | str) -> list[str]:
+    """What DeepSpeed on CPUs left of a run whose ranks met at that port."""
+    return [p.name for p in Path("/dev/shm").glob(f"deepspeed_allreduce_buffer_*_{port}_*")]

@@ -190,6 +190,37 @@ def test_interrupted(mode, number, tmp_path):
     assert path.read_text() == before
 
 
+@pytest.mark.parametrize("mode", ["ok", "child", "stubborn"])
+def test_planner_is_killed(mode, tmp_path):
+    """SIGKILL to planner: what it started ends too, a worker in a session of its own and one that ignores SIGTERM as well."""
+    files, path = fake_files(tmp_path / "files", mode), saved(serving_plan(), tmp_path)
+    words = [
+        "validate",
+        str(path),
+        "--level",
+        "engine",
+        "--files",
+        str(files),
+        "--cpu",
+        "--duration",
+        "5m",
+        "--bench",
+        "own",
+    ]
+    process = subprocess.Popen([sys.executable, "-m", "planner", *words], stderr=subprocess.DEVNULL, env=os.environ | {"PYTHONPATH": str(Path.cwd())})  # fmt: skip
+    marker, until = str(files / "engine.py"), time.monotonic() + 60
+    while len(left_over(marker)) < (2 if mode == "child" else 1) and time.monotonic() < until:
+        time.sleep(0.1)
+    time.sleep(0.5)
+    assert left_over(marker)
+    process.kill()
+    process.wait()
+    until = time.monotonic() + 60
+    while (left_over(marker) or list((tmp_path / "tmp").iterdir())) and time.monotonic() < until:
+        time.sleep(0.1)
+    assert left_over(marker) == []
+
+
 def test_the_disk_is_full(monkeypatch, capsys, tmp_path):
     """The engine's own message is understood; a plan that cannot be written is said before anything is measured."""
     files, path = tmp_path / "files", saved(serving_plan(), tmp_path)

@@ -9,6 +9,7 @@ from planner.validate.engine_load import ENOUGH_REQUESTS, Load, Sample
 from planner.validate.engine_stats import measured_of, throughput_tokens_per_s
 from planner.validate.engine_training import steps_of, training_verdicts
 from planner.validate.engine_verdict import (
+    Row,
     at_least,
     at_most,
     mean_verdict,
@@ -75,7 +76,7 @@ def test_rows_and_verdicts_of_a_plan():
     assert rows["ttft_ms"].error_percent == pytest.approx(-40.0)
     assert rows["ttft_ms"].inside is False
     assert rows["kv_cache_tokens"].inside is None
-    verdicts = {v.limit: (v.verdict, v.why) for v in serving_verdicts(made, found, measured, 100)}
+    verdicts = {v.limit: (v.verdict, v.why) for v in serving_verdicts(made, found, measured)}
     assert verdicts["TTFT, 95th percentile"][0] == "held"
     assert verdicts["E2E, mean"][0] == "did not hold"
     assert verdicts["throughput"] == ("cannot say", "only 80 tokens/s were asked for")
@@ -109,3 +110,11 @@ def test_steps_of_torchtitan_and_of_half_a_line():
     assert step.peaks == {"peak_memory_gib": 1.5}
     line = '{"event": "step", "step": 1, "step_time_s": 0.5, "tokens_per_s": 100, "peak_reserved_gib": 3.0}'
     assert len(steps_of(tiny(), f'{{"event": "start"}}\n{line}\n{line[:40]}', "")) == 1
+
+
+def test_a_range_without_width_holds_what_equals_it_in_the_digits_shown():
+    assert Row("throughput_tokens_per_s", "tokens/s", 64.0, 64.0003, 64.0, 64.0).inside
+    assert Row("throughput_tokens_per_s", "tokens/s", 64.0, 63.9996, 64.0, 64.0).inside
+    assert Row("throughput_tokens_per_s", "tokens/s", 64.0, 64.2, 64.0, 64.0).inside is False
+    assert Row("throughput_tokens_per_s", "tokens/s", 12345.2, 12345.4, 12345.2, 12345.2).inside
+    assert Row("ttft_ms", "ms", 120.0, 99.9, 100.0, 150.0).inside is False
