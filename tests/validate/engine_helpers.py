@@ -33,10 +33,6 @@ def fake_files(folder: Path, mode: str, ttft_ms: float = 50, tpot_ms: float = 10
 
 
 def saved(made: Plan, folder: Path) -> Path:
-    """The plan as a file. Training in fp32, which launch files can do and no framework is planned with, is refused there: bf16."""
-    dep = made.deployment
-    if dep is not None and dep.train is not None and dep.precision == "fp32":
-        made = replace(made, deployment=replace(dep, precision="bf16"))
     path = folder / "plan.yaml"
     path.write_text("# head\n" + plan_to_yaml(made))
     return path
