@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.engines.records import engine
-from planner.engines.training import Framework, framework
+from planner.engines.training import WRITTEN_PRECISIONS, Framework, framework
 from planner.errors import PlanFileError, UnknownNameError
 from planner.hardware.catalog import load_catalog
 from planner.models.lookup import find
@@ -103,7 +103,9 @@ def _check_training(plan: Plan, dep: Deployment, train: TrainSettings) -> None:
         stack = framework(dep.engine)
     except UnknownNameError as error:
         raise UnknownNameError(f"{error.kind} of the plan", error.name, error.suggestions, MEND) from None
-    _known("precision", dep.precision, stack.precisions)
+    _known(
+        "precision", dep.precision, (*stack.precisions, *(p for p in WRITTEN_PRECISIONS if p not in stack.precisions))
+    )
     _known("optimizer", train.optimizer, stack.optimizers)
     _known("method", train.method, stack.methods)
     _known("offload", train.offload, OFFLOADS)

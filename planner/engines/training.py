@@ -10,6 +10,9 @@ from planner.engines.records import read_yaml
 from planner.errors import UnknownNameError
 from planner.hardware.records import Gpu
 
+WRITTEN_PRECISIONS = ("bf16", "fp16", "fp8", "fp32")
+"""What launch files can train in; a framework plans with its own `precisions` and refuses some of these when files are written."""
+
 
 @dataclass(frozen=True)
 class KernelSet:

@@ -11,6 +11,7 @@ from typing import Any
 from planner.emit.layout import checked_text, vendor_of
 from planner.emit.layout import facts as serving_facts
 from planner.emit.train.limits import refusals
+from planner.engines.training import WRITTEN_PRECISIONS
 from planner.errors import InvalidValueError, NoPlanError, PlanFileError
 from planner.plan import Deployment, OfferChoice, Plan, TrainSettings
 
@@ -127,7 +128,7 @@ def layout_of(plan: Plan) -> TrainLayout:
     checked_text(dep.engine_version, "the plan's framework version")
     for target in dep.train.lora_targets:
         checked_text(target, "a LoRA target")
-    if dep.precision not in ("bf16", "fp16", "fp8", "fp32"):
+    if dep.precision not in WRITTEN_PRECISIONS:
         raise InvalidValueError(f"{dep.engine} does not train in {dep.precision!r}", "", "Solve again.")
     _check_sizes(dep, dep.train)
     machines, share = _machines(dep)

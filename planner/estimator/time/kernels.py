@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.errors import InvalidValueError
-from planner.estimator.time.surfaces import FloatArray, Stack, catalog_data, expert_curve, read_data, surface_of
+from planner.estimator.time.surfaces import FloatArray, Stack, expert_curve, read_data, read_kernel_data, surface_of
 from planner.hardware.records import Gpu
 from planner.models.precision import Precision
 from planner.space.shard import Shard
@@ -44,7 +44,7 @@ def engine_constants(gpu: Gpu) -> dict[str, float]:
     """The constants of an inference engine's fused kernels: floor and rate of those that only move data as measured on the NVIDIA GPU that
     lends its surface (kernels/streaming.yaml; other vendors keep the estimate), unless the device was measured itself."""
     surface = surface_of(gpu).surface
-    measured = catalog_data("streaming.yaml") if gpu.vendor == "nvidia" else {}
+    measured = read_kernel_data("streaming.yaml") if gpu.vendor == "nvidia" else {}
     like = measured.get(surface, {}) if isinstance(surface, str) else {}
     return {**device_constants(gpu), **({} if gpu.measured else like)}
 

@@ -34,7 +34,7 @@ def read_data(package: str, name: str) -> Any:
 
 
 @cache
-def catalog_data(name: str) -> Any:
+def read_kernel_data(name: str) -> Any:
     """A YAML file beside the kernel surfaces, read once."""
     return read_data("hardware_catalog.kernels", name)
 
@@ -42,7 +42,7 @@ def catalog_data(name: str) -> Any:
 @cache
 def axes() -> dict[str, list[FloatArray]]:
     """Log2 of the grid of each kernel, by axis."""
-    raw = catalog_data("axes.yaml")
+    raw = read_kernel_data("axes.yaml")
     return {kernel: [np.log2(np.array(a, dtype=float)) for a in axis.values()] for kernel, axis in raw.items()}
 
 
@@ -58,7 +58,7 @@ LENT = "experts,borrowed,"
 def _lender(surface: KernelFile) -> str:
     """The packaged surface that lends the grouped products of experts to one's own file."""
     found = next((line.removeprefix(LENT).strip() for line in surface.text.splitlines() if line.startswith(LENT)), None)
-    measured = set(catalog_data("borrow.yaml")["measured"].values())
+    measured = set(read_kernel_data("borrow.yaml")["measured"].values())
     if found not in measured:
         raise CatalogError(
             f"{surface.label} names no surface for experts",
@@ -116,7 +116,7 @@ def surface_of(gpu: Gpu) -> SurfaceChoice:
     """The surface of a GPU: its own, or the one of the nearest relative (borrow.yaml)."""
     if gpu.kernels is not None:
         return SurfaceChoice(gpu.kernels, False)
-    table = catalog_data("borrow.yaml")
+    table = read_kernel_data("borrow.yaml")
     if gpu.name in table["measured"]:
         return SurfaceChoice(table["measured"][gpu.name], False)
     relative = table["by_compute_capability"].get(gpu.compute_capability) if gpu.vendor == "nvidia" else None
@@ -165,7 +165,7 @@ def expert_curve(surface: Surface, family: str, dtype: str, shape: tuple[int, in
 @cache
 def read_dtype_order() -> dict[str, list[str]]:
     """For each compute dtype the surfaces to look for, nearest first."""
-    order: dict[str, list[str]] = catalog_data("borrow.yaml")["dtypes"]
+    order: dict[str, list[str]] = read_kernel_data("borrow.yaml")["dtypes"]
     return order
 
 
