@@ -24,7 +24,7 @@ from planner.space.hardware_classes import HardwareClass
 from planner.space.train_rows import TrainRows
 from planner.units import GIB
 from planner.validate.dry_model import EXPERT_TYPES, raw_config, spec_of, torch_modules
-from planner.validate.dry_rank import Rank, Stage, refuse, stages_of_plan, words
+from planner.validate.dry_rank import Rank, Stage, refuse, stages_of_plan, stops_early, words
 from planner.validate.planned import planned_gpu
 
 GIGA, TERA = 1e9, 1e12
@@ -139,7 +139,7 @@ def _training(
     notes = [
         f"Counted: one of {dep.gpus} ranks{where}, {how}, {words(rank)}.",
         "The rest of the peak: activations, logits, gathered weights, buffers and the gradients alive at that moment.",
-        "FLOPs: causal attention as if it were full, on both sides; recomputation ends early, at the last tensor it needs.",
+        "FLOPs: causal attention as if it were full, on both sides; recomputation ends early, at the last tensor it needs (DeepSpeed ZeRO-3: runs whole).",
         "Not counted: CUDA context, communicators, fragmentation, kernels' workspace, temporaries of the optimizer step.",
     ]
     notes += [_STAND_INS[rank.engine]] if rank.engine in _STAND_INS else []
@@ -244,7 +244,7 @@ def planned_step_flops(spec: ModelSpec, train: TrainSettings, tensor: int, stage
     """Forward and backward of a micro-batch on one rank of a stage; attention without its mask.
 
     Full training: 3 x forward; adapters: 2 x the matrices and 3 x attention. Recomputed layers once more, but for the last
-    matrix of each checkpoint (dense, full training).
+    matrix of each checkpoint (dense, full training; not where the framework's stage recomputes them whole).
     """
     tokens, full = train.seq_len, train.method == "full"
     share = stage.layers / len(spec.layers) / tensor
@@ -254,7 +254,8 @@ def planned_step_flops(spec: ModelSpec, train: TrainSettings, tensor: int, stage
     again, mlp = 0.0, spec.layers[-1].mlp
     if train.checkpoint_interval:
         segments = -(-stage.layers // train.checkpoint_interval)
-        tail = 2.0 * spec.hidden * mlp.intermediate * tokens / tensor if isinstance(mlp, DenseMlp) and full else 0.0
+        last = mlp.intermediate if isinstance(mlp, DenseMlp) and full and stops_early(stage.rank) else 0
+        tail = 2.0 * spec.hidden * last * tokens / tensor
         again = body + attention - tail * segments
     again += head if train.chunked_loss else 0.0
     return float(train.micro_batch_size * ((3 if full else 2) * (body + head) + 3 * attention + again))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from planner.engines.training import framework
 from planner.errors import InvalidValueError
 from planner.estimator.time.surfaces import read_data
 from planner.plan import Deployment, TrainSettings
@@ -156,3 +157,9 @@ def words(rank: Rank) -> str:
     """Micro-batch and checkpoints in words."""
     layers = {0: "no layer", 1: "every layer"}.get(rank.interval, f"every {rank.interval} layers")
     return f"micro-batch {rank.micro_batch} x {rank.seq_len} tokens, {layers} checkpointed"
+
+
+def stops_early(rank: Rank) -> bool:
+    """Whether recomputation ends at the last tensor that backward needs (training.yaml, early_stop, early_stop_below)."""
+    n = framework(rank.engine).number
+    return n("early_stop") > 0 and rank.stage < n("early_stop_below")

@@ -26,7 +26,7 @@ from planner.validate.dry_model import (
     recompute,
     torch_modules,
 )
-from planner.validate.dry_rank import Rank, launch_facts
+from planner.validate.dry_rank import Rank, launch_facts, stops_early
 from planner.validate.dry_states import beside, data_messages_of, held, optimizer_of, release_gradients
 from planner.validate.dry_zero3 import TRACED_TOKENS, Gathers, traced
 
@@ -260,7 +260,14 @@ def _next(model: Any, rank: Rank, half: Any, tracker: Any) -> Any:
 
 
 def forward(model: Any, rank: Rank, half: Any) -> Any:
-    """Loss of a micro-batch, or the hidden states that leave the stage."""
+    """Loss of a micro-batch, or the hidden states that leave the stage; its checkpoints are recomputed as the framework's are."""
+    from torch.utils.checkpoint import set_checkpoint_early_stop
+
+    with set_checkpoint_early_stop(stops_early(rank)):
+        return _forward(model, rank, half)
+
+
+def _forward(model: Any, rank: Rank, half: Any) -> Any:
     torch, _ = torch_modules()
     tokens = torch.zeros((rank.micro_batch, rank.seq_len), dtype=torch.long)
     if rank.first and rank.last:
