@@ -193,15 +193,19 @@ def expert_lines(shapes: list) -> list[str]:
 
 
 def outdated(best: dict) -> set[tuple]:
-    """(family, dtype, (version, activation type)) whose kernels are over 1.3 times slower than another's on the median shape that both ran:
-    a version before the kernels that its successors run."""
+    """(family, dtype, (version, activation type)) whose kernels are over 1.3 times slower on the median shape than another's of that dtype that ran
+    both (a version before the kernels that its successors run), or than the family's own 16-bit ones (no tuned kernel behind that dtype)."""
     ratios: dict = defaultdict(list)
-    for (family, name, *_), times in best.items():
+    for (family, name, *shape), times in best.items():
         fastest = min(float(np.mean(t)) for t in times.values())
+        plain = best.get((family, "bf16", *shape), {}) if BYTES[name] == 1.0 else {}
+        whole = min((float(np.mean(t)) for t in plain.values()), default=0.0)
         for kernel, t in times.items():
             if len(times) > 1:
-                ratios[family, name, kernel].append(float(np.mean(t)) / fastest)
-    return {key for key, values in ratios.items() if float(np.median(values)) > 1.3}
+                ratios[family, name, kernel, "others"].append(float(np.mean(t)) / fastest)
+            if whole:
+                ratios[family, name, kernel, "16 bit"].append(float(np.mean(t)) / whole)
+    return {key[:3] for key, values in ratios.items() if float(np.median(values)) > 1.3}
 
 
 def expert_points(shapes: list) -> dict:
