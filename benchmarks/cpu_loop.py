@@ -125,8 +125,6 @@ def run(plan: Plan, folder: Path) -> list[dict[str, Any]]:
         timeout=TIMEOUT_S,
         check=False,
     )
-    for file in Path("/dev/shm").glob(f"deepspeed_allreduce_buffer_{os.getuid()}_*_{port}_*"):
-        file.unlink(missing_ok=True)  # 66 MiB each, left behind by DeepSpeed's ranks
     if done.returncode:
         raise RuntimeError((done.stdout + done.stderr)[-2000:])
     rows = [json.loads(line) for line in (out / "output/metrics.jsonl").read_text("utf-8").splitlines()]

@@ -3,9 +3,9 @@
 Run:  pip install pyarrow numpy pyyaml packaging aiconfigurator-core==0.12.0
       python scripts/fit_kernels.py [--package DIR] [--out hardware_catalog/kernels]
 
-A surface holds roofline time / measured time at the grid points of index.yaml. Where several frameworks measured the same
+A surface holds roofline time / measured time at the grid points of axes.yaml. Where several frameworks measured the same
 kernel the fastest is taken. Every measured point that is not on the grid is held back, and the
-error of the interpolated surface on those points is written into index.yaml.
+error of the interpolated surface on those points is written into fit_error.yaml.
 """
 
 from __future__ import annotations
@@ -314,16 +314,64 @@ def interpolate(logs: np.ndarray, axes: list[list[int]], at: tuple[float, ...]) 
     return float(logs)
 
 
-def write(path: str, surfaces: list[tuple[str, str, np.ndarray, list[list[int]]]]) -> None:
+def write_surfaces(path: str, surfaces: list[tuple[str, str, np.ndarray, list[list[int]]]]) -> None:
     """One CSV file of surfaces."""
     with open(path, "w") as out:
         out.write(
-            "# kernel,dtype,row axes...,then roofline time / measured time along the last axis; axes in index.yaml\n"
+            "# kernel,dtype,row axes...,then roofline time / measured time along the last axis; axes in axes.yaml\n"
         )
         for kernel, dtype, grid, axes in surfaces:
             for index in np.ndindex(*grid.shape[:-1]):
                 head = [kernel, dtype, *(str(axes[d][i]) for d, i in enumerate(index))]
                 out.write(",".join(head + [f"{v:.2g}" for v in grid[index]]) + "\n")
+
+
+def write_curves(path: str, about: str, labels: str, points: list[int], rows: list[str]) -> None:
+    """One CSV file of labelled curves over `points`."""
+    with open(path, "w") as out:
+        out.write("\n".join([f"# {about}", ",".join([labels, *map(str, points)]), *rows]) + "\n")
+
+
+def write_yaml(path: str, about: str, data: dict, sort: bool = False) -> None:
+    """One YAML file that says where it comes from."""
+    with open(path, "w") as out:
+        out.write(f"# Made by scripts/fit_kernels.py: {about}.\n")
+        yaml.safe_dump(data, out, sort_keys=sort)
+
+
+MAKERS = {"gemm": gemm_points, "decode_attention": decode_points, "prefill_attention": prefill_points}
+
+
+def fit_dense(package: str, system: str, path: str, peak: dict[str, float]) -> dict[str, list]:
+    """Write the surfaces of matrix products and attention; their errors by kernel and dtype."""
+    found, errors = [], {}
+    for kernel, make in MAKERS.items():
+        axes = list(AXES[kernel].values())
+        for dtype, points in make(package, system, peak).items():
+            grid = fill(points, axes)
+            found.append((kernel, dtype, grid, axes))
+            count, median, p90 = error(points, grid, axes)
+            errors[f"{kernel} {dtype}"] = [len(points), count, round(median, 3), round(p90, 3)]
+    write_surfaces(path, found)
+    return errors
+
+
+def fit_experts(package: str, system: str, path: str, peak: dict[str, float]) -> dict[str, list]:
+    """Write the surfaces and the measured shapes of experts; errors of the surfaces by family and dtype."""
+    shapes, axes = expert_shapes(expert_times(package, system, peak), peak), list(EXPERT_AXES.values())
+    labels = "family,dtype,hidden,width,top,experts"
+    write_curves(
+        f"{path}-expert-shapes.csv",
+        "roofline time / measured time by tokens",
+        labels,
+        EXPERT_TOKENS,
+        expert_lines(shapes),
+    )
+    surfaces = sorted(expert_points(shapes).items())
+    write_surfaces(
+        f"{path}-experts.csv", [(f"moe_{family}", dtype, fill(p, axes), axes) for (family, dtype), p in surfaces]
+    )
+    return {f"moe_{family} {dtype}": row for (family, dtype), row in sorted(expert_error(shapes).items())}
 
 
 def main() -> None:
@@ -336,69 +384,31 @@ def main() -> None:
         import aiconfigurator_core
 
         args.package = os.path.dirname(aiconfigurator_core.__file__)
-    makers = {
-        "gemm": gemm_points,
-        "decode_attention": decode_points,
-        "prefill_attention": prefill_points,
-    }
-    errors: dict = {}
-    reduces, floors = [], {}
+    errors, reduces, floors = {}, [], {}
     for system, name in SYSTEMS.items():
-        peak, found = peaks(args.package, system), []
-        floors[name] = streaming(args.package, system, peak)
-        if name in LINKS:
-            for ranks, us in all_reduce_rows(args.package, system).items():
-                reduces.append(",".join([name, LINKS[name], str(ranks), *(f"{v:.3g}" for v in us)]))
-        for kernel, make in makers.items():
-            axes = list(AXES[kernel].values())
-            for dtype, points in make(args.package, system, peak).items():
-                grid = fill(points, axes)
-                found.append((kernel, dtype, grid, axes))
-                count, median, p90 = error(points, grid, axes)
-                errors.setdefault(name, {})[f"{kernel} {dtype}"] = [len(points), count, round(median, 3), round(p90, 3)]
-                print(
-                    f"{name:14} {kernel:18} {dtype:10} points {len(points):6} held back {count:6} median {median:.3f} p90 {p90:.3f}",
-                    flush=True,
-                )
-        write(f"{args.out}/{name}.csv", found)
-        shapes, axes = expert_shapes(expert_times(args.package, system, peak), peak), list(EXPERT_AXES.values())
-        with open(f"{args.out}/{name}-expert-shapes.csv", "w") as out:
-            out.write("# roofline time / measured time by tokens\n")
-            out.write(
-                "\n".join(
-                    [
-                        ",".join(["family,dtype,hidden,width,top,experts", *map(str, EXPERT_TOKENS)]),
-                        *expert_lines(shapes),
-                    ]
-                )
-                + "\n"
-            )
-        experts = [
-            (f"moe_{family}", dtype, fill(points, axes), axes)
-            for (family, dtype), points in sorted(expert_points(shapes).items())
-        ]
-        write(f"{args.out}/{name}-experts.csv", experts)
-        for (family, dtype), row in sorted(expert_error(shapes).items()):
-            errors.setdefault(name, {})[f"moe_{family} {dtype}"] = row
-            print(f"{name:14} moe_{family:15} {dtype:10} {row}", flush=True)
-    with open(f"{args.out}/fit_error.yaml", "w") as out:
-        out.write(
-            "# Made by scripts/fit_kernels.py: [points measured, points held back, median, 90th percentile of |fitted/measured time - 1|].\n"
+        peak, path = peaks(args.package, system), f"{args.out}/{name}"
+        errors[name] = fit_dense(args.package, system, f"{path}.csv", peak) | fit_experts(
+            args.package, system, path, peak
         )
-        yaml.safe_dump(errors, out, sort_keys=True)
-    with open(f"{args.out}/all-reduce.csv", "w") as out:
-        out.write("# microseconds by message (bytes of the result)\n")
-        out.write("\n".join([",".join(["surface,link,ranks", *map(str, MESSAGES)]), *reduces]) + "\n")
-    with open(f"{args.out}/streaming.yaml", "w") as out:
-        out.write(
-            "# Made by scripts/fit_kernels.py: kernels that only move data, by surface; they take the place of kernels.yaml's constants.\n"
-        )
-        yaml.safe_dump({k: v for k, v in floors.items() if v}, out, sort_keys=False)
-    with open(f"{args.out}/axes.yaml", "w") as out:
-        out.write(
-            "# Made by scripts/fit_kernels.py: grid of each surface; the last axis runs along a line of the CSV files.\n"
-        )
-        yaml.safe_dump({**AXES, **{f"moe_{family}": EXPERT_AXES for family in FAMILIES}}, out, sort_keys=False)
+        for kernel, row in errors[name].items():
+            print(f"{name:14} {kernel:28} measured, held back, median, p90: {row}", flush=True)
+        if moved := streaming(args.package, system, peak):
+            floors[name] = moved
+        for ranks, us in all_reduce_rows(args.package, system).items() if name in LINKS else ():
+            reduces.append(",".join([name, LINKS[name], str(ranks), *(f"{v:.3g}" for v in us)]))
+    write_curves(
+        f"{args.out}/all-reduce.csv",
+        "microseconds by message (bytes of the result)",
+        "surface,link,ranks",
+        MESSAGES,
+        reduces,
+    )
+    about = "[points measured, points held back, median, 90th percentile of |fitted/measured time - 1|]"
+    write_yaml(f"{args.out}/fit_error.yaml", about, errors, sort=True)
+    about = "kernels that only move data, by surface; they take the place of kernels.yaml's constants"
+    write_yaml(f"{args.out}/streaming.yaml", about, floors)
+    about = "grid of each surface; the last axis runs along a line of the CSV files"
+    write_yaml(f"{args.out}/axes.yaml", about, {**AXES, **{f"moe_{family}": EXPERT_AXES for family in FAMILIES}})
 
 
 if __name__ == "__main__":

@@ -224,6 +224,8 @@ def _lay_out(plan: Plan, dep: Deployment, serve: ServeSettings, spec: EngineSpec
         raise InvalidValueError(
             f"{dep.engine} does not shard {dep.precision} weights", "", "Pin --tp 1 or another precision."
         )
+    if plan.model.moe and not support.experts:
+        raise InvalidValueError(f"{dep.engine} does not run experts in {dep.precision}", "", "Pin another precision.")
     if nodes > 1 and spec.multi_node == "none":
         raise InvalidValueError(
             f"{dep.engine} does not span machines", f"a replica needs {nodes}", "Plan with --engine vllm."

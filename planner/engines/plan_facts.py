@@ -103,9 +103,7 @@ def _check_training(plan: Plan, dep: Deployment, train: TrainSettings) -> None:
         stack = framework(dep.engine)
     except UnknownNameError as error:
         raise UnknownNameError(f"{error.kind} of the plan", error.name, error.suggestions, MEND) from None
-    _known(
-        "precision", dep.precision, (*stack.precisions, *(p for p in WRITTEN_PRECISIONS if p not in stack.precisions))
-    )
+    _known("precision", dep.precision, dict.fromkeys((*stack.precisions, *WRITTEN_PRECISIONS)))
     _known("optimizer", train.optimizer, stack.optimizers)
     _known("method", train.method, stack.methods)
     _known("offload", train.offload, OFFLOADS)

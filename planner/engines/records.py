@@ -17,7 +17,7 @@ class PrecisionSupport:
 
     max_compute_capability: newest NVIDIA GPU with kernels for it (None = no end). max_tensor_parallel: limit of this
     method inside the engine (None = the engine's own). amd_dtype: key of Gpu.peak_tflops an AMD GPU must have for it.
-    cpu: runs on CPU devices.
+    cpu: runs on CPU devices. experts: mixtures of experts run in it.
     """
 
     precision: str
@@ -30,6 +30,7 @@ class PrecisionSupport:
     max_tensor_parallel: int | None = None
     amd_dtype: str | None = None
     cpu: bool = False
+    experts: bool = True
 
     def runs_on(self, gpu: Gpu) -> bool:
         """True when the engine has kernels for this precision on this GPU."""

@@ -110,6 +110,7 @@ def axes_of(model: ModelSpec, request: ServeRequest, near_miss: float) -> Axes:
         lambda engine, p, needs: made_while_loading(model, engine, p, needs),
         lambda p, tp, ep: precision_parallel_problem(model, p, tp, ep),
         fewest_kv_heads(model),
+        model.is_moe,
     )
 
 

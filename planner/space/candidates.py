@@ -60,7 +60,7 @@ class Axes:
     published_bytes: of the weights as published. obtainable: can weights in this precision be had for this engine (published, or made while loading)?
     made_while_loading: does the engine convert the published weights itself? precision_rule: why a precision cannot be cut over so many ranks.
     kv_heads: fewest key/value heads of a layer (None = no such layer).
-    expert_modes: how the tensor-parallel group may be shared out, as (expert_parallel, attention_data_parallel) pairs.
+    experts: a mixture of experts. expert_modes: how the tensor-parallel group may be shared out, as (expert_parallel, attention_data_parallel) pairs.
     """
 
     precisions: Sequence[Precision]
@@ -78,6 +78,7 @@ class Axes:
     )
     precision_rule: Callable[[Precision, int, int], str | None] = lambda precision, tp, ep: None
     kv_heads: int | None = None
+    experts: bool = False
 
 
 def pinned_rule(rule: Rule, wanted: int | None) -> Rule:
@@ -95,7 +96,7 @@ def runnable(engine: EngineSpec, hw: HardwareClass, axes: Axes) -> list[Method]:
     found = []
     for precision in axes.precisions:
         support = engine.support(precision.name, hw.gpu)
-        if support is None or not hw.gpu.computes(precision.compute_dtype):
+        if support is None or not hw.gpu.computes(precision.compute_dtype) or (axes.experts and not support.experts):
             continue
         if not axes.obtainable(engine, precision, support.needs_checkpoint):
             continue
@@ -230,6 +231,8 @@ def build_space(classes: Iterable[HardwareClass], axes: Axes) -> Space:
             pairs = b.pairs_of(hw, layout, usable)
             if len(pairs):
                 parts.append((h, shapes.setdefault(layout, len(shapes)), pairs))
+        if possible and not any(b.methods.get((engine.name, hw.gpu.name)) for _, engine in usable):
+            b.excluded[f"no engine of the request runs its precisions and KV dtypes on {hw.gpu.name}"] += 1
     sizes = [len(p) for _, _, p in parts]
     return Space(
         hardware,

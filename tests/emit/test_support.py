@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from planner.emit import write_files
 from planner.engines.records import engine, engines
-from planner.errors import UnknownNameError
+from planner.errors import InputError, UnknownNameError
 from planner.hardware.records import Gpu
+from tests.emit.plans import owned, plan
 
 PRECISIONS = {
     "bf16",
@@ -88,3 +90,9 @@ def test_amd_needs_the_dtype_and_the_vendor() -> None:
 def test_quantised_transformers_stay_on_one_gpu() -> None:
     for row in engine("transformers").precisions:
         assert (row.max_tensor_parallel == 1) == (row.precision not in ("bf16", "fp16"))
+
+
+def test_an_edited_plan_of_experts_that_its_engine_refuses_is_refused(tmp_path):
+    made = plan("qwen3-30b-a3b", "tgi", "bnb-int8", seqs=4, offers=(owned("h100-sxm", 1),))
+    with pytest.raises(InputError, match="does not run experts in bnb-int8"):
+        write_files(made, tmp_path / "out")

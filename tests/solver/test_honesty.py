@@ -187,3 +187,13 @@ def test_a_configuration_that_is_too_slow_says_what_it_carries() -> None:
     request = ServeRequest("8b", workload=Workload(rate_per_s=500.0), hardware=HardwareFilter(owned="1xl40s"))
     with pytest.raises(NoPlanError, match=r"cannot carry 500 requests/s: its capacity is \d"):
         planner.estimate(request)
+
+
+def test_bitsandbytes_experts_of_tgi_are_not_planned() -> None:
+    """Its SparseMoELayer refuses them (huggingface/text-generation-inference@0cd6ff7); dense models load."""
+    pins = Pins(engine="tgi", precision="bnb-int8")
+    for model, runs in (("qwen3-30b-a3b", False), ("8b", True)):
+        request = ServeRequest(model, hardware=HardwareFilter(owned="1xh100-sxm"), pins=pins)
+        study = make_study(request, load_model(model), load_catalog())
+        assert bool(len(study.problem.rows)) is runs
+        assert any("runs its precisions" in reason for reason in study.pruned) is not runs

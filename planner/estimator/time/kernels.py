@@ -206,16 +206,15 @@ def moe_s(dev: Devices, stack: Stack, m: FloatArray, shape: MoeShape) -> FloatAr
 
 def _of_this_shape(dev: Devices, stack: Stack, m: FloatArray, shape: MoeShape, otherwise: FloatArray) -> FloatArray:
     """Efficiency (S, G) of the shards whose very experts were measured (all on every rank, gated) at m tokens, of the others as given."""
-    family, found = stack.kernel.removeprefix("moe_"), otherwise
+    family, found = stack.kernel.removeprefix("moe_"), otherwise.copy()
+    at = np.broadcast_to(np.log2(np.maximum(m, 1.0)), otherwise.shape)
     for i, shard in enumerate(dev.shards):
         if shape.expert_parallel[i] > 1 or not shape.gated:
             continue
         key = (shape.hidden, int(shape.width[i]), shape.top, shape.experts)
         curve = expert_curve(surface_of(shard.gpu).surface, family, _moe_dtype(shard.precision), key)
         if curve is not None:
-            found = found.copy() if found is otherwise else found
-            at = np.log2(np.maximum(m[min(i, len(m) - 1)], 1.0))
-            found[i] = np.exp2(np.interp(at, curve.tokens, curve.efficiency))
+            found[i] = np.exp2(np.interp(at[i], curve.tokens, curve.efficiency))
     return found
 
 

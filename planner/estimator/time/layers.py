@@ -181,7 +181,8 @@ def layer_tokenwise_s(cut: Cut, layer: Layer, hidden: int, m: FloatArray) -> Flo
 
 def quantising_s(cut: Cut, layer: Layer, hidden: int, m: FloatArray) -> FloatArray:
     """Quantisation of the activations of a layer for m tokens per replica, (S, G), by kernels of their own: (2 + a) m k bytes for the k inputs of
-    each product. 0 where activations are 16 bit, or have a scale per block (gemm_s counts those for every engine)."""
+    each product of attention and dense feed-forward (experts were measured with theirs; latent attention's are not counted). 0 where activations
+    are 16 bit, or have a scale per block (gemm_s counts those for every engine)."""
     low = ((cut.dev.activation_bytes < ACTIVATION_BYTES) & (cut.dev.scales_blocks == 0)).astype(float)
     if not low.any():
         return np.zeros(np.broadcast_shapes(m.shape, low.shape))
