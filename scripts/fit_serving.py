@@ -54,12 +54,24 @@ def loss(rows: list[dict[str, str]], catalog) -> float:
 
 
 def engine_of(row: dict[str, str], catalog) -> tuple[str, str] | None:
-    """Engine and generation a row is read as; None when it is skipped."""
+    """Engine and generation a row is read as, a variant as what it is one of; None when it is skipped."""
     try:
         case = read_case(0, row, catalog)
     except (SkipError, PlannerError):
         return None
-    return case.engine.name, case.engine.version.partition(engine_time.EXPERTS_OF)[0]
+    generation = case.engine.version.partition(engine_time.EXPERTS_OF)[0]
+    row = engine_time._data()["engines"][case.engine.name].get(generation, {})
+    return case.engine.name, row.get("variant_of", generation)
+
+
+def parameters(name: str, generation: str) -> list[tuple[str, dict, str]]:
+    """What is fitted of a generation: (shown name, where it stands, its key), with what its variants have of their own."""
+    table = engine_time._data()["engines"][name]
+    found = [(p, table[generation], p) for p in BOUNDS]
+    for variant, row in table.items():
+        if row.get("variant_of") == generation:
+            found += [(f"{p} ({variant})", row, p) for p in BOUNDS if p in row]
+    return found
 
 
 def fit(rows: list[dict[str, str]], sweeps: int, catalog) -> None:
@@ -73,14 +85,14 @@ def fit(rows: list[dict[str, str]], sweeps: int, catalog) -> None:
         if name and training(row) and not edge:
             by_engine[name].append(row)
     for (name, generation), part in sorted(by_engine.items()):
-        constants = engine_time._data()["engines"][name][generation]
         sources = {(r["load_kind"], r["source"]) for r in part}
         if len(part) < 8:
             print(f"{name} {generation}: {len(part)} rows, kept as they are")
             continue
         best = start = loss(part, catalog)
         for sweep in range(sweeps):
-            for parameter, (low, high) in BOUNDS.items():
+            for _, constants, parameter in parameters(name, generation):
+                low, high = BOUNDS[parameter]
                 for factor in (
                     (2.0, 0.5, 1.4, 0.7)
                     if sweep == 0 and "efficiency" not in parameter
@@ -94,7 +106,7 @@ def fit(rows: list[dict[str, str]], sweeps: int, catalog) -> None:
                             constants[parameter] = old
                             break
                         best = new
-        shown = {p: float(f"{constants[p]:.3g}") for p in BOUNDS}
+        shown = {label: float(f"{row[p]:.3g}") for label, row, p in parameters(name, generation)}
         print(
             f"{name} {generation}: {len(part)} rows of {len(sources)} sources, loss {start:.3f} -> {best:.3f}  {shown}",
             flush=True,
@@ -163,12 +175,13 @@ def main() -> None:
     parser.add_argument("rows")
     parser.add_argument("--sweeps", type=int, default=0)
     parser.add_argument("--ranges", default="", help="file to write the intervals to")
+    parser.add_argument("--only", default="", help="engine to fit, all of them otherwise")
     args = parser.parse_args()
     with open(args.rows, newline="") as handle:
         rows = list(csv.DictReader(handle))
     catalog = load_catalog()
     if args.sweeps:
-        fit(rows, args.sweeps, catalog)
+        fit([r for r in rows if (engine_of(r, catalog) or ("", ""))[0].startswith(args.only)], args.sweeps, catalog)
     if args.ranges:
         factors = intervals(rows, catalog)
         old = Path(args.ranges).read_text(encoding="utf-8") if Path(args.ranges).exists() else ""

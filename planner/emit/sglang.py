@@ -20,7 +20,7 @@ def files(layout: Layout) -> dict[str, str]:
         ["--pp-size", dep.pipeline_parallel],
         ["--context-length", serve.max_model_len],
         ["--max-running-requests", serve.max_num_seqs],
-        ["--chunked-prefill-size", serve.max_num_batched_tokens],
+        ["--chunked-prefill-size", serve.max_num_batched_tokens * groups],  # divided among the groups by the server
         ["--kv-cache-dtype", layout.kv_flag],
         ["--enable-metrics"],
     ]

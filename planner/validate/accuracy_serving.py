@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ import numpy as np
 from planner.engines.records import EngineSpec
 from planner.errors import PlannerError
 from planner.estimator.time.engine_steps import batch_prefill_s, decode_step_s, mixed_extra_s
-from planner.estimator.time.engine_time import EngineTiming, engine_timing
+from planner.estimator.time.engine_time import EXPERT_FAMILIES, EngineTiming, engine_timing
 from planner.estimator.time.queueing import wave_wait_s
 from planner.estimator.time.serving import LoadRows, ServingTime, serving_time
 from planner.estimator.time.steps import StepTable, step_table
@@ -24,6 +24,7 @@ from planner.estimator.time.surfaces import FloatArray, IntArray, surface_of
 from planner.estimator.uncertainty import ranges
 from planner.hardware.records import Catalog
 from planner.request import Workload
+from planner.validate.finite_run import Arrivals, FiniteRun, finite_run
 from planner.validate.prediction import Prediction
 from planner.validate.serving_rows import METRICS, Case, SkipError, read_case, slots, tables
 
@@ -80,7 +81,7 @@ def _predict(cases: list[Case]) -> list[float]:
     shards = list(dict.fromkeys(c.shard for c in cases))
     engines = tuple(dict.fromkeys(c.engine for c in cases))
     workload = Workload(input_tokens=cases[0].input_tokens, output_tokens=cases[0].output_tokens)
-    batch = _Batch(cases, step_table(cases[0].model, shards, workload), engine_timing(engines), engines,
+    batch = _Batch(cases, step_table(cases[0].model, shards, workload, EXPERT_FAMILIES), engine_timing(engines), engines,
                    np.array([shards.index(c.shard) for c in cases]), np.array([engines.index(c.engine) for c in cases]), workload)  # fmt: skip
     values = np.full(len(cases), np.nan)
     for kinds, run in ((("static_batch", "bs1_decode", "llama-bench"), _static), (("closed_loop", "static_concurrency"), _closed),
@@ -152,9 +153,63 @@ def _closed(batch: _Batch, index: IntArray) -> FloatArray:
     steady = _rows(batch, index, np.array([slots(batch.cases[i]) for i in index]), users=users)
     wave, burst = _waves_s(batch, index, users)
     at_once = np.array([batch.cases[i].kind == "static_concurrency" for i in index])
-    later = np.where(equal, steady.ttft_mean_s + wave, steady.ttft_mean_s)
+    later = np.where(equal, steady.ttft_mean_s + wave, steady.ttft_mean_s) + _held_back_s(batch, index, users)
     ttft = np.where(at_once, burst, (1 - first_round) * later + first_round * np.maximum(burst, later))
-    return _pick(batch, index, {"ttft": ttft, "tpot": steady.tpot_s, "throughput": steady.output_tokens_per_s})
+    tpot, tokens = steady.tpot_s, steady.output_tokens_per_s
+    in_step = np.array([batch.cases[i].in_step for i in index])
+    rounds = in_step & (batch.timing.prefill_first[batch.engine[index]] > 0)
+    if rounds.any():
+        first, step, rate = _rounds(batch, index, users)
+        ttft, tpot, tokens = (np.where(rounds, a, b) for a, b in ((first, ttft), (step, tpot), (rate, tokens)))
+    return _pick(batch, index, {"ttft": ttft, "tpot": tpot, "throughput": tokens})
+
+
+def _rounds(batch: _Batch, index: IntArray, users: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Mean time to first token, TPOT and tokens/s of N users with equal lengths on an engine that prefills before it decodes.
+
+    Whoever waits is prefilled before the next decode step, so all N decode together, end together and come again together: a round is
+    T + K d(N), T the prefill of N prompts in g steps of as many prompts as fit. First tokens come after T (1 + 1/g) / 2 on average, and
+    TPOT = d + T (1 - 1/g) / (2 K). Users beyond the slots wait for a round in turn.
+    """
+    shard, engine = batch.shard[index], batch.engine[index]
+    tokens, steps = float(batch.workload.input_tokens), max(batch.workload.output_tokens - 1.0, 1.0)
+    budget = np.array([float(batch.cases[i].budget) for i in index])
+    running = np.minimum(users, np.array([slots(batch.cases[i]) for i in index]))
+    together = np.minimum(running, np.maximum(np.floor(budget / tokens), 1.0))
+    chunks = np.ceil(tokens / budget)
+    job = chunks * batch_prefill_s(batch.table, batch.timing, shard, engine, (together / chunks, tokens))
+    groups = np.ceil(running / together)
+    prefill, step = groups * job, decode_step_s(batch.table, batch.timing, shard, engine, running)
+    stay = prefill + steps * step
+    first = batch.timing.request_s[engine] + prefill * (1 + 1 / groups) / 2 + (users / running - 1) * stay
+    rate = running * batch.workload.output_tokens / (stay + batch.timing.request_s[engine])
+    return first, step + prefill * (1 - 1 / groups) / 2 / steps, rate
+
+
+def _held_back_s(batch: _Batch, index: IntArray, users: FloatArray) -> FloatArray:
+    """Mean time a prompt is held back where the run lets prompts wait for others.
+
+    Prompts come a = users / K per step; the first waits T steps, or until the (share budget / p)-th is there; those that come in between
+    wait for the rest of it, half of T on average, and all 1 + a T share the step that prefills them.
+    """
+    steps = np.array([batch.cases[i].pause.steps for i in index])
+    if not steps.any():
+        return np.zeros(len(index))
+    shard, engine = batch.shard[index], batch.engine[index]
+    tokens, answer = float(batch.workload.input_tokens), max(batch.workload.output_tokens - 1.0, 1.0)
+    budget = np.array([float(batch.cases[i].budget) for i in index]) * batch.table.groups[shard]
+    share = np.array([batch.cases[i].pause.share for i in index])
+    rate = users / answer
+    steps = np.where(share > 0, np.minimum(steps, np.maximum(share * budget / tokens - 1, 0.0) / rate), steps)
+    together = 1 + rate * steps
+    step = decode_step_s(batch.table, batch.timing, shard, engine, users)
+
+    def extra(prompts: FloatArray) -> FloatArray:
+        load = users, np.minimum(prompts * tokens, budget), tokens
+        return mixed_extra_s(batch.table, batch.timing, (shard, engine), load, step)
+
+    wait = (steps + rate * steps**2 / 2) / together * step + extra(together) - extra(np.ones(len(index)))
+    return np.where(steps > 0, wait, 0.0)
 
 
 def _waves_s(batch: _Batch, index: IntArray, users: FloatArray) -> tuple[FloatArray, FloatArray]:
@@ -162,9 +217,10 @@ def _waves_s(batch: _Batch, index: IntArray, users: FloatArray) -> tuple[FloatAr
     shard, engine = batch.shard[index], batch.engine[index]
     tokens = float(batch.workload.input_tokens)
     budget = np.array([float(batch.cases[i].budget) for i in index])
+    budget = budget * batch.table.groups[shard]
     together = np.minimum(users, np.maximum(np.floor(budget / tokens), 1.0))
     step = decode_step_s(batch.table, batch.timing, shard, engine, users)
-    load = users, np.minimum(together * tokens, budget)
+    load = users, np.minimum(together * tokens, budget), tokens
     mixed = step + mixed_extra_s(batch.table, batch.timing, (shard, engine), load, step)
     job = mixed * np.ceil(tokens / budget)
     groups, request = users / together, batch.timing.request_s[engine]
@@ -200,16 +256,36 @@ def _online(batch: _Batch, index: IntArray) -> FloatArray:
         caps,
         rate=np.where(server, edge, np.minimum(rate / capacity.max_rate_per_s, 0.98)) * capacity.max_rate_per_s,
     )
+    over = ~server & (rate > tables()["steady_below"]["value"] * capacity.max_rate_per_s)
     p99 = at.ttft_mean_s + (at.ttft_p95_s - at.ttft_mean_s) * np.log(100) / np.log(20)  # exponential tail
     count = float(tables()["online_requests"]["value"])
-    everyone = np.full(len(index), count)
-    flood = _rows(batch, index, caps, users=everyone)
-    _, burst = _waves_s(batch, index, everyone)
-    at_once = ~np.isfinite(rate) & ~server
+    equal = np.array([batch.cases[i].equal_lengths for i in index])
+    longest = np.where(
+        equal, 1.0, np.log(np.maximum(at.running, 1.0)) + np.euler_gamma
+    )  # of those that run, over their mean
     span = (
-        count / at.output_tokens_per_s * batch.workload.output_tokens + at.e2e_s
+        count / at.output_tokens_per_s * batch.workload.output_tokens + at.e2e_s * longest
     )  # the last answers run out after the last arrival
+    ttft, tpot = at.ttft_mean_s, at.tpot_s
     tokens = np.where(server, at.output_tokens_per_s, count * batch.workload.output_tokens / span)
-    return _pick(batch, index, {
-        "ttft": np.where(at_once, burst, at.ttft_mean_s), "ttft_p99": p99, "tpot": np.where(at_once, flood.tpot_s, at.tpot_s),
-        "tpot_p99": at.tpot_s, "throughput": tokens})  # fmt: skip
+    if over.any():
+        ends = _followed(batch, index[over], Arrivals(rate[over], count, float(batch.workload.input_tokens),
+                         float(batch.workload.output_tokens), caps[over], np.array([float(batch.cases[i].budget) for i in index[over]]), equal[over]))  # fmt: skip
+        ttft[over], tpot[over], tokens[over] = ends.ttft_s, ends.tpot_s, ends.tokens_per_s
+    return _pick(
+        batch, index, {"ttft": ttft, "ttft_p99": p99, "tpot": tpot, "tpot_p99": at.tpot_s, "throughput": tokens}
+    )
+
+
+def _followed(batch: _Batch, index: IntArray, arrivals: Arrivals) -> FiniteRun:
+    """Runs that have no steady state."""
+    shard, engine = batch.shard[index], batch.engine[index]
+
+    def decode(sequences: FloatArray) -> FloatArray:
+        return decode_step_s(batch.table, batch.timing, shard, engine, sequences)
+
+    def extra(sequences: FloatArray, chunk: FloatArray, step: FloatArray) -> FloatArray:
+        return mixed_extra_s(batch.table, batch.timing, (shard, engine), (sequences, chunk, arrivals.prompt), step)
+
+    found = finite_run(decode, extra, arrivals)
+    return replace(found, ttft_s=found.ttft_s + batch.timing.request_s[engine])

@@ -31,6 +31,14 @@ class SkipError(Exception):
 
 
 @dataclass(frozen=True)
+class Pause:
+    """A prompt waits up to `steps` decode steps for others, or until prompts fill a `share` of a step's tokens (0 = however full)."""
+
+    steps: float = 0.0
+    share: float = 0.0
+
+
+@dataclass(frozen=True)
 class Case:
     """A row, read: what was run and how it was loaded. load: users, requests/s or batch, by kind; None = saturated."""
 
@@ -46,6 +54,8 @@ class Case:
     metric: str
     replicas: int = 1
     equal_lengths: bool = False
+    in_step: bool = False
+    pause: Pause = Pause()
 
 
 @cache
@@ -126,8 +136,8 @@ def read_case(index: int, row: dict[str, str], catalog: Catalog) -> Case:
     weights = _precision(row["precision_w"], model, gpu)
     peak_flops(gpu, weights.compute_dtype)
     unsaid_8bit = not row["kv_dtype"] and weights.bits <= 8 and not weights.weight_only and "fp8" in gpu.peak_tflops
-    experts_by, kv_said = _match("runs", row["model"], row["gpu"], row["engine"], row["source"])
-    kv = kv_dtype("fp8" if row["kv_dtype"] == "fp8" or unsaid_8bit or kv_said == "fp8" else "bf16")
+    run = run_facts(row)
+    kv = kv_dtype("fp8" if row["kv_dtype"] == "fp8" or unsaid_8bit or run.get("kv_dtype") == "fp8" else "bf16")
     tensor, pipeline, experts, attention = _parallel(row)
     replicas = 1
     if row["load_kind"].startswith("mlperf"):
@@ -144,19 +154,51 @@ def read_case(index: int, row: dict[str, str], catalog: Catalog) -> Case:
         experts,
         attention,
     )
-    version = f"{generation}{EXPERTS_OF}{experts_by}" if experts_by else generation
+    generation, budget = run.get("generation", generation), run.get("max_num_batched_tokens", budget)
+    version = f"{generation}{EXPERTS_OF}{run['experts']}" if "experts" in run else generation
     engine = EngineSpec(
         engine_name, version, (gpu.vendor,), 0.0, batching, True, True, True, True, "any", "", (), {}, "", False
     )
     tokens, output = _lengths(row)
     load = _load(row)
-    _, equal, one_prompt = (
-        _match("closed_loops", row["source"]) if row["load_kind"] == "closed_loop" else (1.0, False, False)
+    _, equal, one_prompt, in_step = (
+        _match("closed_loops", row["source"])
+        if row["load_kind"] == "closed_loop"
+        else (1.0, row["isl"] in tables()["equal_answers"]["prompt_tokens"], False, False)
     )
     budget = min(budget, tokens + int(load or 0)) if one_prompt else budget
     return Case(
-        index, model, shard, engine, budget, tokens, output, row["load_kind"], load, row["metric"], replicas, equal
+        index,
+        model,
+        shard,
+        engine,
+        budget,
+        tokens,
+        output,
+        row["load_kind"],
+        load,
+        row["metric"],
+        replicas,
+        equal,
+        in_step,
+        _pause(run, attention),
     )
+
+
+def run_facts(row: dict[str, str]) -> dict[str, Any]:
+    """What the public script of the row's run sets, from the table `runs`; {} where none is known."""
+    found: dict[str, Any] = {}
+    for entry in tables()["runs"]:
+        if all(re.fullmatch(pattern, row[column].strip().lower()) for column, pattern in entry["where"].items()):
+            found = {**entry["facts"], **found}
+    return found
+
+
+def _pause(run: dict[str, Any], groups: int) -> Pause:
+    """How long the run holds prompts back."""
+    if groups > 1:
+        return Pause(float(run.get("balance_steps", 0)), 0.0)
+    return Pause(float(run.get("wait_steps", 0)), float(run.get("wait_share", 0)))
 
 
 def _smallest_group(model: ModelSpec, gpu: Gpu, weights: Precision, gpus: int) -> tuple[int, int]:

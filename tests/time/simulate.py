@@ -18,6 +18,7 @@ class Result:
     tpot_s: np.ndarray
     running: float
     busy_s: float
+    span_s: float
 
 
 def simulate(step_s, arrivals, prompts, outputs, budget, slots=10**9, users=None, think_s=0.0):
@@ -71,4 +72,4 @@ def simulate(step_s, arrivals, prompts, outputs, budget, slots=10**9, users=None
                 queue_in.append((now + think_s, sent))
                 sent += 1
     tpot = (last - first) / np.maximum(np.array(outputs) - 1, 1)
-    return Result(first - came, tpot, area / now, busy)
+    return Result(first - came, tpot, area / now, busy, now)

@@ -6,6 +6,7 @@ from planner.errors import UnknownNameError
 from planner.estimator.time.engine_time import EXPERTS_OF, timing_row
 from planner.estimator.uncertainty import ranges
 from planner.validate.accuracy_serving import replay
+from planner.validate.serving_rows import run_facts
 
 BASE = {
     "model": "Llama-3.1-70B", "gpu": "H100-SXM-80GB", "n_gpus": "2", "tp": "2", "pp": "1", "precision_w": "fp8", "kv_dtype": "fp8",
@@ -117,6 +118,45 @@ def test_a_run_named_tp4_ep4_is_four_gpus():
     )
     assert named.predicted == pytest.approx(7.22, rel=0.15)  # measured on 4 GPUs
     assert named.predicted == pytest.approx(plain.predicted, rel=0.15)  # lengths of the other source are not drawn
+
+
+LLAMA_70B_RUN = {
+    "model": "meta-llama/Llama-3.1-70B", "gpu": "h200_sxm", "n_gpus": "4", "tp": "4", "precision_w": "fp8", "kv_dtype": "", "engine": "trtllm",
+    "engine_version": "", "batch_or_concurrency": "16", "isl": "1024", "osl": "1024", "metric": "ttft_ms", "load_kind": "closed_loop", "note": "",
+    "source": "aiconfigurator-core 0.12.0 systems/silicon_sample.csv id=2026_04_06_llama_3_1_70b_h200_sxm_trtllm_fp8_agg_1024x1024_c16_tp4_1",
+}  # fmt: skip
+
+
+def test_prompts_wait_for_others_where_the_script_says_so():
+    held, long = predict(**LLAMA_70B_RUN), predict(**{**LLAMA_70B_RUN, "osl": "8192"})
+    tpot = predict(**{**LLAMA_70B_RUN, "metric": "tpot_ms"})
+    assert (
+        10 < (held.predicted - long.predicted) / tpot.predicted < 20
+    )  # up to 20 decode steps (batch_wait_timeout_iters)
+
+
+def test_facts_of_a_run_come_from_all_entries_that_fit():
+    row = {**BASE, **LLAMA_70B_RUN, "gpu": "b200_sxm", "source": LLAMA_70B_RUN["source"].replace("h200", "b200")}
+    assert run_facts(row) == {"wait_steps": 20, "wait_share": 0.9, "max_num_batched_tokens": 16384}
+    assert run_facts({**row, "source": "elsewhere"}) == {}
+
+
+SGLANG = {
+    "model": "Qwen/Qwen3-32B", "gpu": "h100_sxm", "n_gpus": "2", "tp": "2", "precision_w": "", "kv_dtype": "", "engine": "sglang",
+    "engine_version": "0.5.1.post1", "isl": "1024", "osl": "512", "load_kind": "closed_loop", "note": "",
+    "source": "aiconfigurator-core 0.12.0 systems/silicon_sample.csv id=qwen_qwen3_32b_h100_sxm_sglang_agg_1024x512_c64_tp2_epnone_1",
+}  # fmt: skip
+
+
+def test_users_of_an_engine_that_prefills_first_go_in_rounds():
+    def at(users, **more):
+        row = {**SGLANG, **more, "batch_or_concurrency": str(users)}
+        return [predict(**row, metric=m).predicted for m in ("ttft_ms", "tpot_ms")]
+
+    few, many = at(16), at(128)
+    assert many[0] > 6 * few[0]  # all prompts of a round are prefilled first
+    assert many[1] < 4 * few[1]
+    assert at(128, osl="1024")[0] == pytest.approx(many[0])
 
 
 def test_a_run_with_kernels_of_another_family_is_timed_with_those():

@@ -146,7 +146,7 @@ def des_step(work):
             value = decode_step_s(table, timing, ZERO, ZERO, running)[0]
             if tokens:
                 value += mixed_extra_s(
-                    table, timing, (ZERO, ZERO), (running, np.array([float(tokens)])), np.array([value])
+                    table, timing, (ZERO, ZERO), (running, np.array([float(tokens)]), float(tokens)), np.array([value])
                 )[0]
             known[sequences, tokens] = value
         return known[sequences, tokens]

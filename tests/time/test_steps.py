@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from planner.estimator.time.engine_steps import decode_step_s, mixed_extra_s
-from planner.estimator.time.engine_time import engine_timing
+from planner.estimator.time.engine_time import engine_timing, timing_row
 from planner.estimator.time.serving import LoadRows, serving_time
 from planner.estimator.time.steps import step_table
 from planner.request import Workload
@@ -108,6 +108,34 @@ def test_attention_groups_spare_latent_caches():
     assert table.decode_s[1, 8] < table.decode_s[0, 8]  # every rank reads the latents of an eighth of the sequences
 
 
+def test_a_prompt_is_one_attention_groups_alone():
+    table, timing = step_table(DEEPSEEK, [shard(H100, FP8, 8, ep=8, adp=8)], WORK), engine_timing([VLLM])
+    one, chunk = np.array([1.0]), np.array([8192.0])
+    step = decode_step_s(table, timing, ZERO, ZERO, one)
+    alone, many = (mixed_extra_s(table, timing, (ZERO, ZERO), (one, chunk, p), step)[0] for p in (8192.0, 1024.0))
+    assert alone > 1.3 * many  # eight prompts of 1024 share the groups out, one of 8192 keeps seven of eight waiting
+    plain = step_table(DEEPSEEK, [shard(H100, FP8, 8, ep=8)], WORK)
+    whole, parts = (mixed_extra_s(plain, timing, (ZERO, ZERO), (one, chunk, p), step)[0] for p in (8192.0, 1024.0))
+    assert whole == parts
+
+
+def test_an_engine_that_prefills_first_spends_a_step_of_its_own():
+    table = step_table(LLAMA_8B, [shard(H100, BF16)], WORK)
+    mixing = engine_timing([engine("sglang")])
+    first, together = (replace(mixing, prefill_first=np.array([v])) for v in (1.0, 0.0))
+    for tokens in (16.0, 1024.0, 8192.0):
+        load = np.array([64.0]), np.array([tokens]), tokens
+        step = decode_step_s(table, mixing, ZERO, ZERO, load[0])
+        own, mixed = (mixed_extra_s(table, t, (ZERO, ZERO), load, step)[0] for t in (first, together))
+        assert own > mixed
+
+
+def test_a_variant_has_the_constants_of_its_generation():
+    base, variant = (timing_row("vllm", v) for v in ("today", "prompts in no graph"))
+    assert variant["launch_us"] > base["launch_us"]
+    assert {k for k in base if base[k] != variant[k]} <= {"launch_us", "fitted_on", "source", "date"}
+
+
 def test_engines_without_graphs_pay_for_launches():
     assert (
         step_ms(LLAMA_8B, shard(H100, BF16), who=engine("transformers", "static"))
@@ -123,16 +151,21 @@ def mixed_ms(name, version, tokens, model=LLAMA_8B, precision_=BF16):
     )
     one = np.array([1.0])
     step = decode_step_s(table, timing, ZERO, ZERO, one)
-    more = mixed_extra_s(table, timing, (ZERO, ZERO), (one, np.array([float(tokens)])), step)
+    more = mixed_extra_s(table, timing, (ZERO, ZERO), (one, np.array([float(tokens)]), float(tokens)), step)
     return step[0] * 1e3, more[0] * 1e3
+
+
+def launches_ms(kernels):
+    """A step of TensorRT-LLM 1.0 with one sequence that waits for nothing but its launches."""
+    row = timing_row("tensorrt_llm", "2025")
+    return (kernels * row["launch_us"] + row["step_overhead_us"] + row["per_sequence_us"]) * 1e-3
 
 
 def test_a_step_with_a_prompt_is_launched_kernel_by_kernel():
     step, short = mixed_ms("tensorrt_llm", "2025", 8)
     _, long = mixed_ms("tensorrt_llm", "2025", 8192)
     assert mixed_ms("tensorrt_llm", "2025", 0)[1] == 0
-    launches = (8 + 32 * 13) * 17.5e-3
-    assert step + short == pytest.approx(max(launches + 1.34 + 0.0187, step), rel=0.01)
+    assert step + short == pytest.approx(max(launches_ms(8 + 32 * 13), step), rel=0.01)
     assert long > 100  # 8192 tokens of an 8B: the launches are hidden behind the kernels
     assert mixed_ms("tensorrt_llm", "2025", 64)[1] == pytest.approx(short)
 
@@ -140,7 +173,7 @@ def test_a_step_with_a_prompt_is_launched_kernel_by_kernel():
 def test_quantisations_are_launched_too():
     _, plain = mixed_ms("tensorrt_llm", "2025", 8)
     step, low = mixed_ms("tensorrt_llm", "2025", 8, precision_=FP8)
-    assert step + low == pytest.approx((8 + 32 * 17) * 17.5e-3 + 1.34 + 0.0187, rel=0.01)
+    assert step + low == pytest.approx(launches_ms(8 + 32 * 17), rel=0.01)
     assert low > plain
 
 

@@ -56,7 +56,8 @@ class ServingCurves:
 
 @dataclass(frozen=True)
 class _Keys:
-    """Curves to make, all of shape (U, 1): indices, prompt tokens, steps of an answer, token budget, pipeline stages."""
+    """Curves to make, all of shape (U, 1): indices, prompt tokens, steps of an answer, token budget of all attention groups, pipeline
+    stages, attention groups."""
 
     table: StepTable
     timing: EngineTiming
@@ -66,6 +67,7 @@ class _Keys:
     answer: float
     budget: FloatArray
     stages: FloatArray
+    groups: FloatArray
 
     @property
     def steps(self) -> float:
@@ -82,14 +84,14 @@ class _Keys:
 
     def extra_s(self, n: FloatArray, chunk: FloatArray, step: FloatArray) -> FloatArray:
         at = np.broadcast_to(self.shard, n.shape), np.broadcast_to(self.engine, n.shape)
-        return mixed_extra_s(self.table, self.timing, at, (n, chunk), step)
+        return mixed_extra_s(self.table, self.timing, at, (n, chunk, self.prompt), step)
 
     def prefill(self, n: FloatArray, d: FloatArray) -> Prefill:
         """Prefill seen from n decoding sequences (any shape that starts with U)."""
         p = self.prompt
         room = np.maximum(self.budget - n / self.stages, 16.0)
         chunk = np.minimum(room, p * np.maximum(1.0, n / self.steps))  # prompts that wait together share a step
-        single = np.minimum(room, p)
+        single = np.minimum(room / self.groups, p)  # a prompt is one group's alone
         full = self.extra_s(n, room, d)
         own = (d + self.extra_s(n, single, d)) * (1 + (p / single - 1) / self.stages)
         return Prefill(step_s=d, cost_s=self.extra_s(n, chunk, d) * p / chunk / self.stages, own_s=own, full_step_s=d + full,
@@ -153,7 +155,7 @@ def serving_curves(
     rows: tuple[IntArray, IntArray, IntArray],
     load: tuple[Workload, bool],
 ) -> ServingCurves:
-    """Curves of rows (shard, engine, max_num_batched_tokens), made once: any load of these rows is read from them.
+    """Curves of rows (shard, engine, max_num_batched_tokens of an attention group), made once: any load of these rows is read from them.
 
     load = (lengths, whether a fixed number of users sends the requests).
     """
@@ -171,7 +173,9 @@ def serving_curves(
         for start in range(0, len(chosen), _BLOCK):  # blocks that stay in the processor's cache
             block = chosen[start : start + _BLOCK]
             at = (of_shard[block, None], of_engine[block, None], budget[block, None])
-            keys = _Keys(table, timing, at[0], at[1], float(workload.input_tokens), float(workload.output_tokens), at[2], table.pipeline[at[0]])  # fmt: skip
+            groups = table.groups[at[0]]
+            keys = _Keys(table, timing, at[0], at[1], float(workload.input_tokens), float(workload.output_tokens), at[2] * groups,
+                         table.pipeline[at[0]], groups)  # fmt: skip
             made = _static(keys, closed) if batches else _closed(keys) if closed else _open(keys)
             parts.append((block, made))
     return ServingCurves(_together(parts, len(unique)), row.astype(np.int64), timing.request_s[of_engine])

@@ -39,20 +39,30 @@ def mixed_extra_s(
     table: StepTable,
     timing: EngineTiming,
     at: tuple[IntArray, IntArray],
-    load: tuple[FloatArray, FloatArray],
+    load: tuple[FloatArray, FloatArray, float],
     step: FloatArray,
 ) -> FloatArray:
-    """What `chunk` prompt tokens add to a step of `step` seconds with `sequences` decoders (at = shard, engine; load = sequences, chunk), per
-    pass of the pipeline.
+    """What `chunk` tokens of prompts of `prompt` tokens add to a step of `step` seconds with `sequences` decoders (at = shard, engine; load =
+    sequences, chunk, prompt), per pass of the pipeline.
 
-    A step with prompt tokens is no CUDA graph: it takes at least kernels x launch and the engine's overhead.
+    A prompt is one attention group's alone: with G groups the step lasts as long as that of the fullest, of max(chunk / G, min(prompt, chunk))
+    prompt tokens, and the feed-forward of all as long as for the whole chunk.
+    A step with prompt tokens is no CUDA graph: it takes at least kernels x launch and the engine's overhead. An engine that prefills first
+    spends such a step on the prompts alone, and the decoders wait for all of it.
     """
     shard, engine = at
-    part = load[0] / table.pipeline[shard]
-    more = _tokens_s(table, timing, shard, engine, part + load[1]) - _tokens_s(table, timing, shard, engine, part)
-    kernels = (np.maximum(more, 0.0) + load[1] * table.prefill_attention_s[shard]) / timing.prefill_efficiency[engine]
-    eager = table.kernels[shard] * timing.launch_s[engine] + timing.step_s[engine] + timing.sequence_s[engine] * load[0]
-    return np.asarray(np.maximum(kernels, np.where(load[1] > 0, eager - step, 0.0)))
+    apart = timing.prefill_first[engine]
+    part, chunk = load[0] / table.pipeline[shard] * (1 - apart), load[1]
+    alone = _tokens_s(table, timing, shard, engine, part) * (1 - apart)
+    more = _tokens_s(table, timing, shard, engine, part + chunk) - alone
+    fullest = np.maximum(chunk, table.groups[shard] * np.minimum(chunk, load[2]))
+    if np.any(fullest > chunk):
+        more = more + table.group_time_s(shard, part + fullest) - table.group_time_s(shard, part + chunk)
+    kernels = (np.maximum(more, 0.0) + fullest * table.prefill_attention_s[shard]) / timing.prefill_efficiency[engine]
+    eager, any_prompt = table.kernels[shard] * timing.launch_s[engine], chunk > 0
+    own = np.maximum(kernels, eager) + timing.step_s[engine]
+    mixed = np.maximum(kernels, eager + timing.step_s[engine] + timing.sequence_s[engine] * load[0] - step)
+    return np.asarray(np.where(any_prompt, np.where(apart > 0, own, mixed), 0.0))
 
 
 def batch_prefill_s(

@@ -13,7 +13,10 @@ from planner.engines.records import EngineSpec
 from planner.errors import UnknownNameError
 from planner.estimator.time.surfaces import FloatArray, IntArray, read_data
 
-EXPERT_FAMILIES = ("vllm", "sglang", "trtllm")
+EXPERT_FAMILIES = ("vllm", "sglang", "trtllm", "marlin")
+"""Whose kernels run experts. marlin: vLLM's kernel for 16-bit activations and four-bit weights of any kind."""
+SOLVED_FAMILIES = EXPERT_FAMILIES[:3]
+"""Those that the engines of a plan run unasked."""
 EXPERTS_OF = " with experts of "
 """Between a generation and a family: that generation with kernels of another family, as replayed runs may have set."""
 
@@ -31,12 +34,14 @@ def timing_row(name: str, version: str) -> dict[str, Any]:
         raise UnknownNameError("engine", name, table)
     generation, _, experts = version.partition(EXPERTS_OF)
     row: dict[str, Any] = table[name].get(generation) or table[name]["today"]
+    if "variant_of" in row:
+        row = {**table[name][row["variant_of"]], **row}
     return {**row, "expert_kernels": experts} if experts else row
 
 
 @dataclass(frozen=True)
 class EngineTiming:
-    """Columns over E engines: seconds per step, per sequence and step, per request, per launch; graphs; efficiencies; quantises_apart: 1 where
+    """Columns over E engines: seconds per step, per sequence and step, per request, per launch; graphs; whether prompts are prefilled before a decode step; efficiencies; quantises_apart: 1 where
     activations are quantised by kernels of their own; whose
     kernels run the experts (index into EXPERT_FAMILIES)."""
 
@@ -45,6 +50,7 @@ class EngineTiming:
     request_s: FloatArray
     launch_s: FloatArray
     graphs: FloatArray
+    prefill_first: FloatArray
     decode_efficiency: FloatArray
     prefill_efficiency: FloatArray
     static: FloatArray
@@ -65,6 +71,7 @@ def engine_timing(engines: Sequence[EngineSpec]) -> EngineTiming:
         request_s=column("request_overhead_ms", 1e-3),
         launch_s=column("launch_us", 1e-6),
         graphs=column("cuda_graphs"),
+        prefill_first=column("prefill_first"),
         decode_efficiency=column("decode_efficiency"),
         prefill_efficiency=column("prefill_efficiency"),
         static=np.array([float(e.batching == "static") for e in engines]),

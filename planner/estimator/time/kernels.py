@@ -104,7 +104,10 @@ class Devices:
     shards: tuple[Shard, ...]
 
     def moe(self, family: str) -> Stack:
-        """Grouped-GEMM surfaces of the kernels of one family: vllm, sglang or trtllm (only built for models with experts)."""
+        """Grouped-GEMM surfaces of the kernels of one of engine_time.EXPERT_FAMILIES (only built for models with experts). Marlin's were
+        measured with integers of four bits; it unpacks all four-bit weights at the same cost."""
+        if family == "marlin":
+            return Stack.build("moe_vllm", [(surface_of(s.gpu).surface, "int4") for s in self.shards])
         return Stack.build(f"moe_{family}", [(surface_of(s.gpu).surface, _moe_dtype(s.precision)) for s in self.shards])
 
 
@@ -212,7 +215,7 @@ def _of_this_shape(dev: Devices, stack: Stack, m: FloatArray, shape: MoeShape, o
         if shape.expert_parallel[i] > 1 or not shape.gated:
             continue
         key = (shape.hidden, int(shape.width[i]), shape.top, shape.experts)
-        curve = expert_curve(surface_of(shard.gpu).surface, family, _moe_dtype(shard.precision), key)
+        curve = expert_curve(surface_of(shard.gpu).surface, family, stack.dtypes[i], key)
         if curve is not None:
             found[i] = np.exp2(np.interp(at[i], curve.tokens, curve.efficiency))
     return found

@@ -153,18 +153,22 @@ def mlp_s(cut: Cut, layer: Layer, hidden: int, m: FloatArray) -> FloatArray:
     )
 
 
+def group_tokenwise_s(cut: Cut, layer: Layer, hidden: int, m: FloatArray) -> FloatArray:
+    """What an attention group does for its own share of m tokens per replica, token by token: mixers' projections, norms."""
+    time: FloatArray = streaming_s(cut.dev, m / cut.groups * hidden * 8 * ACTIVATION_BYTES, 2.0)
+    for mixer in layer.mixers:
+        time = time + mixer_tokenwise_s(cut, mixer, hidden, m)
+    return time
+
+
 def layer_tokenwise_s(cut: Cut, layer: Layer, hidden: int, m: FloatArray) -> FloatArray:
     """All of a layer that works token by token: mixers' projections, feed-forward, norms, collectives.
 
     Plain TP: two all-reduces of m hidden 2 bytes. With attention groups: the group's all-reduce, then gather and scatter
     around the feed-forward (dispatch and combine, top-k wide, under expert parallelism).
     """
-    dev = cut.dev
     message = m * hidden * ACTIVATION_BYTES
-    time = mlp_s(cut, layer, hidden, m)
-    for mixer in layer.mixers:
-        time = time + mixer_tokenwise_s(cut, mixer, hidden, m)
-    time = time + streaming_s(dev, m / cut.groups * hidden * 8 * ACTIVATION_BYTES, 2.0)
+    time = mlp_s(cut, layer, hidden, m) + group_tokenwise_s(cut, layer, hidden, m)
     plain = cut.groups <= 1
     whole = cut.tensor_reduce.time_s(message)
     if np.all(plain):

@@ -25,7 +25,7 @@ BoolArray = npt.NDArray[np.bool_]
 class LoadRows:
     """R rows to time: indices into the shards and engines, the load of one replica (exactly one of the two), its limits.
 
-    Limits are of the whole replica, all attention groups together; max_num_seqs None = no cap on running sequences.
+    max_num_batched_tokens: of an attention group, as engines count it; max_num_seqs: of the whole replica, None = no cap on running sequences.
     """
 
     shard: IntArray

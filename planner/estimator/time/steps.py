@@ -13,11 +13,12 @@ import numpy as np
 
 from planner.estimator.time.all_reduce import switch_reduce
 from planner.estimator.time.collectives import all_gather_s, fabric, p2p_s
-from planner.estimator.time.engine_time import EXPERT_FAMILIES
+from planner.estimator.time.engine_time import SOLVED_FAMILIES
 from planner.estimator.time.kernels import Devices, devices, gemm_s, streaming_s
 from planner.estimator.time.layers import (
     ACTIVATION_BYTES,
     Cut,
+    group_tokenwise_s,
     kernels_per_layer,
     layer_tokenwise_s,
     mixer_decode_s,
@@ -37,6 +38,8 @@ class StepTable:
     """Times of S shards. tokenwise_s (F S, 15) over 2^0..2^14 tokens, family after family of expert kernels (F = 1 without experts); decode_s (S, 13) over 2^0..2^12 sequences (attention over the
     cache at the mean context, output head, sampling); prefill_attention_s (S,) per prompt token; kernels (S,) launched a step.
 
+    groups (S,): attention groups of a replica, each with its own sequences; group_s (S, 15): what a group does token by token for its share of
+    the tokens, part of tokenwise_s.
     pipeline (S,): stages, each working on its own microbatch of the step. borrowed (S,): surfaces of another GPU.
     floor_s (S,): weight_read_s, below which no decode step can be. quantising_s (S, 15): quantisation of activations, for engines that do not
     fuse it into other kernels.
@@ -50,6 +53,8 @@ class StepTable:
     borrowed: IntArray
     floor_s: FloatArray
     quantising_s: FloatArray
+    groups: FloatArray
+    group_s: FloatArray
 
     def tokens_time_s(self, shard: IntArray, family: IntArray, tokens: FloatArray) -> FloatArray:
         """Token-wise time of a microbatch of `tokens` tokens on shard rows; linear in tokens between the grid points.
@@ -63,6 +68,10 @@ class StepTable:
     def quantising_time_s(self, shard: IntArray, tokens: FloatArray) -> FloatArray:
         """Quantisation of the activations of a microbatch of `tokens` tokens."""
         return _lookup(self.quantising_s, shard, tokens)
+
+    def group_time_s(self, shard: IntArray, tokens: FloatArray) -> FloatArray:
+        """Token-wise work of an attention group when a microbatch of `tokens` tokens is spread evenly over the groups."""
+        return _lookup(self.group_s, shard, tokens)
 
     def decode_time_s(self, shard: IntArray, sequences: FloatArray) -> FloatArray:
         """Attention, head and sampling of a microbatch of `sequences` sequences."""
@@ -130,7 +139,9 @@ def _tokenwise_s(cut: Cut, model: ModelSpec, tokens: FloatArray) -> FloatArray:
     return total
 
 
-def step_table(model: ModelSpec, shards: Sequence[Shard], workload: Workload) -> StepTable:
+def step_table(
+    model: ModelSpec, shards: Sequence[Shard], workload: Workload, families: Sequence[str] = SOLVED_FAMILIES
+) -> StepTable:
     """Step times of every shard (S of them) for the model at the workload's mean context input + output / 2 tokens.
 
     Stages of a pipeline are summed (a token passes all of them) and weighted by the fullest stage: ceil(L / PP) PP / L.
@@ -157,13 +168,16 @@ def step_table(model: ModelSpec, shards: Sequence[Shard], workload: Workload) ->
     message = tokens * model.hidden * ACTIVATION_BYTES
     embed = streaming_s(dev, 2 * message, 1.0) + cut.tensor_reduce.time_s(message)
     shift = embed + (stages[:, None] - 1) * p2p_s(hops, message)
-    cuts = [replace(cut, moe_stack=dev.moe(family)) for family in EXPERT_FAMILIES] if model.is_moe else [cut]
+    cuts = [replace(cut, moe_stack=dev.moe(family)) for family in families] if model.is_moe else [cut]
     tokenwise = np.concatenate([_tokenwise_s(c, model, tokens) * uneven + shift for c in cuts])
     decode = decode * uneven + _head_s(model, cut, batches)
     groups = cut.tensor / cut.attention
     quantising: FloatArray = np.zeros((len(shards), TOKEN_GRID_LOG2))
+    grouped: FloatArray = np.zeros((len(shards), TOKEN_GRID_LOG2))
     for layer, count in model.layer_groups:
         quantising = quantising + count * quantising_s(cut, layer, model.hidden, tokens)
+        if np.any(groups > 1):
+            grouped = grouped + count * group_tokenwise_s(cut, layer, model.hidden, tokens)
     return StepTable(
         tokenwise_s=np.maximum.accumulate(np.asarray(tokenwise), axis=1),
         decode_s=np.maximum.accumulate(np.asarray(decode), axis=1),
@@ -173,4 +187,6 @@ def step_table(model: ModelSpec, shards: Sequence[Shard], workload: Workload) ->
         borrowed=dev.borrowed.astype(np.int64),
         floor_s=_weight_read_s(model, cut),
         quantising_s=quantising * uneven,
+        groups=groups,
+        group_s=np.maximum.accumulate(grouped * uneven, axis=1),
     )

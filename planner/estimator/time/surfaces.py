@@ -171,18 +171,21 @@ def read_dtype_order() -> dict[str, list[str]]:
 
 @dataclass(frozen=True)
 class Stack:
-    """Tables of one kernel for many shards: `tables` (U, ...grid) and `index` (S,) into it."""
+    """Tables of one kernel for many shards: `tables` (U, ...grid) and `index` (S,) into it; the dtype of each shard's table."""
 
     kernel: str
     tables: FloatArray
     index: IntArray
+    dtypes: tuple[str, ...]
 
     @classmethod
     def build(cls, kernel: str, keys: list[tuple[Surface, str]]) -> Stack:
         """Stack the tables of (surface, dtype) keys, one key per shard."""
         unique = {key: i for i, key in enumerate(dict.fromkeys(keys))}
         tables = np.stack([table_of(surface, kernel, dtype) for surface, dtype in unique])
-        return cls(kernel, tables, np.array([unique[k] for k in keys], dtype=np.int64))
+        return cls(
+            kernel, tables, np.array([unique[k] for k in keys], dtype=np.int64), tuple(dtype for _, dtype in keys)
+        )
 
     def efficiency(self, *shape: npt.ArrayLike) -> FloatArray:
         """Efficiency (S, G) at a shape per axis: row axes (S,), last axis (S, G) or (G,). Clamped at the edges of the grid.

@@ -69,7 +69,7 @@ def _gemm_one(work: Work, m: FloatArray, n: FloatArray, k: FloatArray) -> FloatA
     name = surface_of(work.gpu).surface
     dtype = work.compute_dtype
     table = table_of(name, "gemm", dtype if dtype in ("fp8", "fp4") else "bf16")
-    stack = Stack("gemm", table[None], np.zeros(len(m), dtype=np.int64))
+    stack = Stack("gemm", table[None], np.zeros(len(m), dtype=np.int64), (dtype,) * len(m))
     suffix = f"_{dtype}" if dtype in ("fp8", "fp4") else ""
     efficiency = stack.efficiency(n, k, m[:, None])[:, 0] * work.framework.number(f"gemm_efficiency{suffix}")
     odd = (n % ALIGNED != 0) | (k % ALIGNED != 0)
@@ -105,7 +105,7 @@ def attention(work: Work, mixer: Attention | LatentAttention) -> Passes:
     pairs = (seq * reach - reach * reach / 2) if flash else seq * seq
     flops = 2 * heads * dims * pairs * work.sequences / work.context
     table = table_of(surface_of(work.gpu).surface, "prefill_attention", "bf16")
-    stack = Stack("prefill_attention", table[None], np.zeros(len(heads), dtype=np.int64))
+    stack = Stack("prefill_attention", table[None], np.zeros(len(heads), dtype=np.int64), ("bf16",) * len(heads))
     efficiency = stack.efficiency(heads * work.sequences, np.full((len(heads), 1), reach))[:, 0]
     peak = peak_flops(work.gpu, "bf16")
     if not flash:
