@@ -1,8 +1,8 @@
-"""Fit the engine constants of planner/engines/time.yaml to measured serving rows, and make planner/estimator/uncertainty.yaml.
+"""Fit the engine constants of planner/engines/time.yaml and ggml.yaml to measured serving rows, and make planner/estimator/uncertainty.yaml.
 
 Run:  python scripts/fit_serving.py ROWS.csv [--sweeps 2] [--ranges]
 ROWS.csv has the columns of `planner accuracy --serving`. Rows are split in two by (model, GPU, engine); only one half is
-fitted. Coordinate search over the parameters listed in time.yaml; loss = mean of min(|ln(predicted / measured)|, 0.4), every
+fitted. Coordinate search over the parameters listed in time.yaml (llama.cpp: fitted in ggml.yaml); loss = mean of min(|ln(predicted / measured)|, 0.4), every
 (load kind, metric) of an engine weighing as the root of its rows. Prints the constants to write into time.yaml; --ranges writes the intervals.
 """
 
@@ -19,9 +19,9 @@ import yaml
 
 from planner.errors import PlannerError
 from planner.estimator.time import engine_time
-from planner.estimator.time.surfaces import surface_of
+from planner.estimator.time.ggml import read_ggml
 from planner.hardware.catalog import load_catalog
-from planner.validate.accuracy_serving import replay
+from planner.validate.accuracy_serving import OWN_KERNELS, kernel_class, own_kernels, replay
 from planner.validate.serving_rows import METRICS, SkipError, read_case
 
 BOUNDS = {
@@ -32,7 +32,18 @@ BOUNDS = {
     "decode_efficiency": (0.4, 1.1),
     "prefill_efficiency": (0.4, 1.05),
 }
-
+GGML_BOUNDS = {
+    "operand_flops_per_clock": (300, 5000),
+    "host_us": (1, 50),
+    "launch_queue": (400, 2000),
+    "weight_share": (0.4, 1.0),
+    "weight_bytes_per_clock": (2, 30),
+    "row_elements": (1, 5000),
+    "cache_share": (0.1, 1.0),
+    "token_kernel_us": (0.5, 10),
+    "hop_us": (5, 1000),
+    "ecc_share": (0.001, 0.25),
+}
 
 AIM = 0.83  # of the rows of a group left out: five points over 80%, because the engine constants were fitted to that group too
 
@@ -51,6 +62,13 @@ def loss(rows: list[dict[str, str]], catalog) -> float:
             groups[row["load_kind"], row["metric"]].append(min(abs(np.log(found.predicted / float(row["value"]))), 0.4))
     sizes = np.array([np.sqrt(len(v)) for v in groups.values()])
     return float(np.average([np.mean(v) for v in groups.values()], weights=sizes))
+
+
+def knobs(name: str, generation: str) -> tuple[dict[str, float], dict[str, tuple[float, float]]]:
+    """The constants of an engine generation, to be changed in place, and the bounds of those that are fitted."""
+    if name == OWN_KERNELS:
+        return read_ggml(), GGML_BOUNDS
+    return engine_time._data()["engines"][name][generation], BOUNDS
 
 
 def engine_of(row: dict[str, str], catalog) -> tuple[str, str] | None:
@@ -73,17 +91,17 @@ def fit(rows: list[dict[str, str]], sweeps: int, catalog) -> None:
         if name and training(row) and not edge:
             by_engine[name].append(row)
     for (name, generation), part in sorted(by_engine.items()):
-        constants = engine_time._data()["engines"][name][generation]
+        constants, bounds = knobs(name, generation)
         sources = {(r["load_kind"], r["source"]) for r in part}
         if len(part) < 8:
             print(f"{name} {generation}: {len(part)} rows, kept as they are")
             continue
         best = start = loss(part, catalog)
         for sweep in range(sweeps):
-            for parameter, (low, high) in BOUNDS.items():
+            for parameter, (low, high) in bounds.items():
                 for factor in (
                     (2.0, 0.5, 1.4, 0.7)
-                    if sweep == 0 and "efficiency" not in parameter
+                    if sweep == 0 and "efficiency" not in parameter and "share" not in parameter
                     else (1.2, 0.83, 1.07, 0.935, 1.03, 0.97)
                 ):
                     while True:
@@ -94,7 +112,7 @@ def fit(rows: list[dict[str, str]], sweeps: int, catalog) -> None:
                             constants[parameter] = old
                             break
                         best = new
-        shown = {p: float(f"{constants[p]:.3g}") for p in BOUNDS}
+        shown = {p: float(f"{constants[p]:.3g}") for p in bounds}
         print(
             f"{name} {generation}: {len(part)} rows of {len(sources)} sources, loss {start:.3f} -> {best:.3f}  {shown}",
             flush=True,
@@ -110,10 +128,11 @@ def intervals(rows: list[dict[str, str]], catalog) -> dict[str, dict[str, float]
         edge = row["load_kind"] == "mlperf_server" and row["metric"] != "output_tok_s_total"
         if found.predicted and training(row) and not edge:
             case = read_case(0, row, catalog)
-            klass = "borrowed" if surface_of(case.shard.gpu).borrowed else "measured"
+            klass = kernel_class(case)
             metric, ratio = METRICS[row["metric"]], float(row["value"]) / found.predicted
             group = (case.engine.name, row["model"], row["gpu"])
-            for key in (f"{metric}/{klass}/{case.engine.name}", f"{metric}/{klass}", f"default/{klass}", "default"):
+            pools = () if own_kernels(case) else (f"{metric}/{klass}", f"default/{klass}", "default")
+            for key in (f"{metric}/{klass}/{case.engine.name}", *pools):
                 ratios[key][group].append(ratio)
     factors = {}
     for key, groups in sorted(ratios.items()):
