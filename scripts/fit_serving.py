@@ -38,7 +38,6 @@ GGML_BOUNDS = {
     "launch_queue": (400, 2000),
     "weight_share": (0.4, 1.0),
     "weight_bytes_per_clock": (2, 30),
-    "row_elements": (1, 5000),
     "cache_share": (0.1, 1.0),
     "token_kernel_us": (0.5, 10),
     "hop_us": (5, 1000),

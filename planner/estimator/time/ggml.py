@@ -26,8 +26,8 @@ def _data() -> dict[str, Any]:
 
 @cache
 def read_ggml() -> dict[str, float]:
-    """Constants by name, fitted and counted (ggml.yaml holds unit and meaning)."""
-    return {name: float(row["value"]) for part in ("fitted", "counted") for name, row in _data()[part].items()}
+    """Constants by name: fitted, chosen, counted (ggml.yaml holds unit and meaning)."""
+    return {name: float(row["value"]) for part in ("fitted", "chosen", "counted") for name, row in _data()[part].items()}
 
 
 @dataclass(frozen=True)
@@ -113,11 +113,12 @@ def micro_batch_s(model: ModelSpec, shard: Shard, tokens: float, context: float)
 
 
 def vector_s(rates: GpuRates, rows: float, inputs: float, bytes_per_weight: float) -> float:
-    """Matrix-vector product of one token: max(bytes / (share x bandwidth), rows (k + row elements) bytes / (bytes per clock x SM clocks))."""
+    """Matrix-vector product of one token: two bounds that do not overlap wholly, (a^p + b^p)^(1/p), a = bytes / (share x bandwidth),
+    b = bytes / (bytes per clock x SM clocks)."""
     n = read_ggml()
     memory = rows * inputs * bytes_per_weight / (n["weight_share"] * rates.bandwidth)
-    through = rows * (inputs + n["row_elements"]) * bytes_per_weight / (n["weight_bytes_per_clock"] * rates.clocks)
-    return max(memory, through)
+    through = rows * inputs * bytes_per_weight / (n["weight_bytes_per_clock"] * rates.clocks)
+    return float((memory ** n["overlap"] + through ** n["overlap"]) ** (1 / n["overlap"]))
 
 
 def token_s(model: ModelSpec, shard: Shard, context: float) -> float:
