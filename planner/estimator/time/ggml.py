@@ -27,7 +27,9 @@ def _data() -> dict[str, Any]:
 @cache
 def read_ggml() -> dict[str, float]:
     """Constants by name: fitted, chosen, counted (ggml.yaml holds unit and meaning)."""
-    return {name: float(row["value"]) for part in ("fitted", "chosen", "counted") for name, row in _data()[part].items()}
+    return {
+        name: float(row["value"]) for part in ("fitted", "chosen", "counted") for name, row in _data()[part].items()
+    }
 
 
 @dataclass(frozen=True)
