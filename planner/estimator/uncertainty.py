@@ -21,10 +21,10 @@ def ranges(metric: str, gpu_class: str, engine: str) -> tuple[float, float]:
     """(low_factor, high_factor): 80% of truths lie between value * low and value * high.
 
     metric: ttft, ttft_p95, ttft_p99, tpot, tpot_p99, e2e, throughput, prefill. gpu_class: 'measured' (kernel latencies of this very GPU)
-    or 'borrowed', which is never narrower than 'measured'. engine: an engine's name. A class nobody measured takes the wide default and says so in the data.
+    or 'borrowed', which is never narrower than 'measured', or 'own' (kernels with a law of their own, no surface behind it). engine: an engine's name. A class nobody measured takes the wide default and says so in the data.
     """
     low, high = _class_range(metric, gpu_class, engine)
-    if gpu_class == "measured":
+    if gpu_class != "borrowed":
         return low, high
     near_low, near_high = _class_range(metric, "measured", engine)
     return min(low, near_low), max(high, near_high)

@@ -17,6 +17,8 @@ from planner.engines.records import EngineSpec
 from planner.errors import PlannerError
 from planner.estimator.time.engine_steps import batch_prefill_s, decode_step_s, mixed_extra_s
 from planner.estimator.time.engine_time import EXPERT_FAMILIES, EngineTiming, engine_timing
+from planner.estimator.time.ggml import token_s
+from planner.estimator.time.ggml_split import prompt_s
 from planner.estimator.time.queueing import wave_wait_s
 from planner.estimator.time.serving import LoadRows, ServingTime, serving_time
 from planner.estimator.time.steps import StepTable, step_table
@@ -28,6 +30,7 @@ from planner.validate.finite_run import Arrivals, FiniteRun, finite_run
 from planner.validate.prediction import Prediction
 from planner.validate.serving_rows import METRICS, Case, SkipError, read_case, slots, tables
 
+OWN_KERNELS = "llama_cpp"
 COLUMNS = ("model", "gpu", "n_gpus", "tp", "pp", "precision_w", "kv_dtype", "engine", "engine_version", "batch_or_concurrency", "isl", "osl",
            "metric", "value", "load_kind", "note", "source")  # fmt: skip
 
@@ -43,13 +46,14 @@ def replay(rows: list[dict[str, str]], catalog: Catalog | None = None) -> list[P
     for i, row in enumerate(rows):
         try:
             case = read_case(i, {name: row.get(name) or "" for name in COLUMNS}, catalog)
-            groups[case.model, case.input_tokens, case.output_tokens].append(case)
+            own = case.row if own_kernels(case) else None  # a law of its own, case by case
+            groups[case.model, case.input_tokens, case.output_tokens, own].append(case)
         except (SkipError, PlannerError) as reason:
             found[i] = Prediction(None, None, None, str(reason))
     for cases in groups.values():
         try:
-            values = _predict(cases)
-        except PlannerError as reason:
+            values = [_bench(cases[0])] if own_kernels(cases[0]) else _predict(cases)
+        except (SkipError, PlannerError) as reason:
             for case in cases:
                 found[case.row] = Prediction(None, None, None, str(reason))
             continue
@@ -57,10 +61,33 @@ def replay(rows: list[dict[str, str]], catalog: Catalog | None = None) -> list[P
             if not np.isfinite(value) or value <= 0:
                 found[case.row] = Prediction(None, None, None, f"no reading for load kind {case.kind!r}")
                 continue
-            klass = "borrowed" if surface_of(case.shard.gpu).borrowed else "measured"
-            low, high = ranges(METRICS[case.metric], klass, case.engine.name)
+            low, high = ranges(METRICS[case.metric], kernel_class(case), case.engine.name)
             found[case.row] = Prediction(value, value * low, value * high)
     return found
+
+
+def own_kernels(case: Case) -> bool:
+    """True where the engine's kernels are its own: no surface stands for them."""
+    return case.engine.name == OWN_KERNELS
+
+
+def kernel_class(case: Case) -> str:
+    """Class of the ranges: whose kernel measurements stand behind a prediction (`uncertainty.ranges`)."""
+    if own_kernels(case):
+        return "own"
+    return "borrowed" if surface_of(case.shard.gpu).borrowed else "measured"
+
+
+def _bench(case: Case) -> float:
+    """llama.cpp: one sequence, a prompt or single tokens at the mean context. SkipError for a load that is not modelled."""
+    if case.kind not in ("llama-bench", "bs1_decode") or (case.load or 1.0) > 1:
+        raise SkipError(f"llama.cpp is modelled for one sequence, not for {case.kind} with {case.load or 'no'} at once")
+    if METRICS[case.metric] in ("prefill", "ttft"):
+        first = prompt_s(case.model, case.shard, case.input_tokens, case.budget)
+        return case.input_tokens / first if METRICS[case.metric] == "prefill" else 1e3 * first
+    step = token_s(case.model, case.shard, case.input_tokens + case.output_tokens / 2)
+    per_gpu = case.shard.gpus if case.metric == "output_tok_s_per_gpu" else 1
+    return 1e3 * step if case.metric.endswith("_ms") else 1 / step / per_gpu
 
 
 @dataclass(frozen=True)
@@ -84,7 +111,7 @@ def _predict(cases: list[Case]) -> list[float]:
     batch = _Batch(cases, step_table(cases[0].model, shards, workload, EXPERT_FAMILIES), engine_timing(engines), engines,
                    np.array([shards.index(c.shard) for c in cases]), np.array([engines.index(c.engine) for c in cases]), workload)  # fmt: skip
     values = np.full(len(cases), np.nan)
-    for kinds, run in ((("static_batch", "bs1_decode", "llama-bench"), _static), (("closed_loop", "static_concurrency"), _closed),
+    for kinds, run in ((("static_batch", "bs1_decode"), _static), (("closed_loop", "static_concurrency"), _closed),
                        (("offline_saturated", "mlperf_offline"), _saturated), (("online_qps", "mlperf_server"), _online)):  # fmt: skip
         index = np.array([i for i, c in enumerate(cases) if c.kind in kinds], dtype=np.int64)
         if len(index):
@@ -115,14 +142,6 @@ def _static(batch: _Batch, index: IntArray) -> FloatArray:
     size = np.array([batch.cases[i].load or 1.0 for i in index])
     tokens, steps = float(batch.workload.input_tokens), batch.workload.output_tokens - 1
     first = batch_prefill_s(batch.table, batch.timing, shard, engine, (size, tokens)) + batch.timing.request_s[engine]
-    chunk = np.array(
-        [float(batch.cases[i].budget) for i in index]
-    )  # llama.cpp: chunk by chunk, one stage after the other
-    count = np.ceil(size * tokens / chunk)
-    chunked = (
-        batch_prefill_s(batch.table, batch.timing, shard, engine, (size, np.minimum(chunk / size, tokens))) * count
-    )
-    first = np.where(np.array([batch.cases[i].kind == "llama-bench" for i in index]), chunked, first)
     step = decode_step_s(batch.table, batch.timing, shard, engine, size)
     total = first + steps * step
     single = np.array([batch.cases[i].kind != "static_batch" for i in index])
