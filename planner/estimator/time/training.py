@@ -170,7 +170,7 @@ def _one_framework(
     replica = rows.tensor_parallel * rows.context_parallel * rows.data_parallel
     outside = (2 * replica > hw.gpus_per_node).astype(np.int64)
     again = (rows.checkpoint_interval > 0).astype(float)
-    m, p, hop = rows.gradient_accumulation_steps, rows.pipeline_parallel, 2 * hops[outside, at]
+    m, p, hop = rows.gradient_accumulation_steps, rows.pipeline_parallel, 2 * hops[outside, at] * interleave
     skips = again * (rows.zero_stage < framework.number("early_stop_below")) / np.maximum(1, rows.checkpoint_interval)
     forward, back, out, inward, tail, reduced = _slowest(slots, at, again, skips)
     compute, recompute = forward + back, forward * again - tail * skips
