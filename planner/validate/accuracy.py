@@ -23,7 +23,7 @@ from planner.validate.prediction import Prediction
 from planner.validate.rows import Row, measured, read_rows
 
 TASKS = ("memory", "serving", "training")
-ADDED = ("predicted", "low", "high", "error_percent", "skipped")
+ADDED = ("predicted", "low", "high", "error_percent", "skipped", "assumed")
 _CLASS_COLUMNS = {
     "memory": ("task", "engine", "evidence"),
     "serving": ("load_kind", "gpu"),
@@ -101,7 +101,7 @@ def _joined(row: Row, prediction: Prediction) -> Row:
         return "" if value is None else f"{value:.6g}"
 
     added = (prediction.predicted, prediction.low, prediction.high, error_percent(row, prediction))
-    return {**row, **dict(zip(ADDED, (*map(shown, added), prediction.skipped), strict=True))}
+    return {**row, **dict(zip(ADDED, (*map(shown, added), prediction.skipped, prediction.assumed), strict=True))}
 
 
 def _write(path: Path, columns: Sequence[str], rows: Sequence[Mapping[str, str]]) -> None:

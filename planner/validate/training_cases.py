@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from importlib.resources import files
 from typing import Any
@@ -18,7 +18,8 @@ from planner.models.load import load_model
 from planner.models.spec import Attention, DenseMlp, Layer, ModelSpec
 from planner.request import OFFLOADS, TrainJob, TrainMethod
 from planner.space.hardware_classes import HardwareClass
-from planner.units import GB, GIB
+from planner.units import GB, GIB, MIB
+from planner.validate.training_scripts import adapter_rank, extra_constants, samples_of, script_of
 
 TIME_METRICS = ("step_time_s", "tokens_per_s_per_gpu", "tflops_per_gpu", "mfu")
 
@@ -29,7 +30,11 @@ class SkipRowError(Exception):
 
 @dataclass(frozen=True)
 class Case:
-    """One measured row as the estimators take it."""
+    """One measured row as the estimators take it.
+
+    shows: what its memory counts beside live tensors: "" = nothing, reserved = the allocator's cache, process = that, CUDA
+    context and communicators. failed: the run ran out of memory, a reading ends where the GPU does. assumed: what was.
+    """
 
     model: ModelSpec
     job: TrainJob
@@ -42,8 +47,9 @@ class Case:
     flops_attention: str
     hardware_flops: bool
     memory_unit: float = GIB
-    process: bool = False
-    context: bool = False
+    shows: str = ""
+    failed: bool = False
+    assumed: tuple[str, ...] = ()
 
 
 @cache
@@ -119,10 +125,12 @@ def _precision(text: str) -> str:
     raise SkipRowError(f"precision {text!r} is not stated or not known")
 
 
-def _optimizer(row: dict[str, str]) -> str:
+def _optimizer(row: dict[str, str], stack: str) -> str:
     text = row["optimizer"].lower()
-    if "8bit" in text or "8-bit" in text:
-        return "paged-adamw-8bit" if "paged" in text else "adamw-8bit"
+    if "8bit" in text or "8-bit" in text or "single-device recipe" in text:
+        return "paged-adamw-8bit" if "paged" in text or "single-device" in text else "adamw-8bit"
+    if "muon" in text and stack == "megatron_bridge":
+        return "muon"
     pure = (
         "bf16 (params" in row["precision"]
         or "bf16-true" in row["precision"]
@@ -130,8 +138,8 @@ def _optimizer(row: dict[str, str]) -> str:
     )
     if pure and row["source"].split("@")[0] in tables()["pure_bf16"]:
         return "adamw-bf16"
-    if row["precision"] == "bf16" and "llm-foundry" in row["source"]:
-        return "adamw-bf16"
+    if row["precision"] == "bf16" and ("llm-foundry" in row["source"] or stack in tables()["pure_bf16_stacks"]):
+        return "adamw-bf16" if _method(row) == "full" else "adamw"
     return "adamw"
 
 
@@ -139,8 +147,8 @@ def _method(row: dict[str, str]) -> TrainMethod:
     task = row["task"].rstrip("?")
     if task in ("pretrain", "full-ft", "sft"):
         return "full"
-    if task in ("lora", "qlora"):
-        return "qlora" if "nf4" in row["precision"] or "4bit" in row["precision"] else "lora"
+    if task in ("lora", "qlora") or adapter_rank(task) is not None:
+        return "qlora" if re.search("nf4|[48] ?bit", row["precision"]) else "lora"
     raise SkipRowError(f"{task} is not one of full, LoRA, QLoRA")
 
 
@@ -153,26 +161,22 @@ def _zero(row: dict[str, str]) -> int:
 
 
 def _offload(row: dict[str, str]) -> int:
-    text = row["offload"].lower()
-    if "activations" in text:
-        raise SkipRowError("activation offload is not modelled")
+    text = (script_of(row).offload or row["offload"]).lower()
     if "param" in text or "deepspeed" in text:
         return OFFLOADS.index("optimizer+parameters")
     return OFFLOADS.index("optimizer") if "optimizer" in text else 0
 
 
-def _variant(row: dict[str, str], stack: str, chunked: bool) -> tuple[str, bool]:
-    """Stack and loss of a row that lists techniques; SkipRowError for techniques that are not modelled."""
-    table = tables()
-    if any(word in row["optimizer"] for word in table["unmodelled"]):
-        raise SkipRowError(f"optimizer {row['optimizer']!r} is not modelled or not stated")
+def _variant(row: dict[str, str], stack: str, chunked: bool) -> tuple[str, bool, str]:
+    """Stack, loss and technique of a row that lists techniques; SkipRowError for techniques that are not modelled."""
     match = re.search(r"cumulative technique: ([^;]+)", row["notes"])
     if match is None:
-        return stack, chunked or ("liger=true" in row["notes"] and "Not using use_liger" not in row["notes"])
-    choice = table["cumulative"].get(match[1].strip())
+        liger = "liger=true" in row["notes"] and "Not using use_liger" not in row["notes"]
+        return stack, chunked or liger, ""
+    choice = tables()["cumulative"].get(match[1].strip())
     if choice is None:
         raise SkipRowError(f"{match[1].strip()} is not modelled")
-    return str(choice[0]), bool(choice[1])
+    return str(choice[0]), bool(choice[1]), str(choice[2])
 
 
 def _source(row: dict[str, str]) -> dict[str, Any]:
@@ -195,15 +199,27 @@ def _unreadable(row: dict[str, str]) -> str:
         return "flagged SUSPECT in the source"
     if skip["match"] in row["zero_or_fsdp_stage"]:
         return str(skip["reason"])
-    if "VP n/a" in row["notes"] or "(assumed" in row["seq_len"]:
+    if "VP n/a" in row["notes"]:
         return "a number that the estimate needs is not stated"
-    if "packing=false" in row["notes"]:
-        return "samples are not packed and their lengths are not stated"
-    if "OOM" in row["value"]:
+    if "OOM" in row["value"] and row["metric"] in TIME_METRICS:
         return "out of memory: a verdict, not a number"
     if row["micro_batch"] == "" and row["metric"] in TIME_METRICS:
         return "the micro-batch is not stated"
-    return ""
+    return script_of(row).skip
+
+
+def _tokens(row: dict[str, str]) -> tuple[int, tuple[str, ...]]:
+    """Tokens of a sample, and what was assumed for them; the longest of a dataset where samples are padded, not packed."""
+    limit = int(_number(row["seq_len"], 0.0)) or None
+    padded = "packing=false" in row["notes"] or "cumulative technique: Baseline" in row["notes"]
+    if padded and row["metric"] in TIME_METRICS:
+        raise SkipRowError("samples are not packed and their lengths are not stated")
+    if padded or limit is None:
+        found = samples_of(row, limit)
+        if isinstance(found, str):
+            raise SkipRowError(found)
+        return found.longest, (found.assumed,)
+    return limit, (f"{limit} tokens a sample",) if "assumed" in row["seq_len"] else ()
 
 
 def _stack(row: dict[str, str], name: str) -> str:
@@ -229,7 +245,7 @@ def _layout(row: dict[str, str], method: str) -> tuple[int, ...]:
     else:
         accumulation = max(1, round(_number(row["global_batch"], mbs * data) / (mbs * data)))
     degrees = (int(_number(row[axis], 1)) for axis in ("tp", "pp", "cp"))
-    interval = int(row["recompute"].startswith("full"))
+    interval = int((script_of(row).recompute or row["recompute"]).startswith("full"))
     return (0, *degrees, data, int(_number(row["ep"], 1)), _zero(row), mbs, accumulation, interval, _offload(row))
 
 
@@ -239,20 +255,23 @@ def read_case(row: dict[str, str], catalog: Catalog) -> Case:
     if reason:
         raise SkipRowError(reason)
     source, method = _source(row), _method(row)
-    name, chunked = _variant(row, _stack(row, source["stack"]), bool(source.get("chunked_loss")))
-    rank = re.search(r"lora_r(?:ank)?=(\d+)", row["notes"])
+    stack = _stack(row, source["stack"])
+    name, chunked, technique = _variant(row, stack, bool(source.get("chunked_loss")))
+    tokens, assumed = _tokens(row)
     job = TrainJob(
         method=method,
-        seq_len=int(_number(row["seq_len"])),
-        optimizer=_optimizer(row),
+        seq_len=tokens,
+        optimizer=_optimizer(row, stack),
         precision=_precision(row["precision"]),
         chunked_loss=chunked,
-        lora_rank=int(rank[1]) if rank else 8,
+        lora_rank=_rank(row),
+        frozen_precision="int8-w8a8" if method == "qlora" and re.search("8 ?bit", row["precision"]) else None,
     )
+    changed = extra_constants(row, technique)
     return Case(
         model=_model(row),
         job=job,
-        framework=stacks()[name],
+        framework=_changed(stacks()[name], changed),
         hw=_hardware(row, catalog, source.get("fabric")),
         layout=_layout(row, method),
         interleave=_number(row["interleave"], 1),
@@ -261,9 +280,19 @@ def read_case(row: dict[str, str], catalog: Catalog) -> Case:
         flops_attention=source["attention"],
         hardware_flops="hardware tflop" in row["notes"].lower(),
         memory_unit=GIB if source.get("gib") else GB,
-        process=bool(source.get("process")),
-        context=bool(source.get("context")),
+        shows=source.get("shows", ""),
+        assumed=assumed,
     )
+
+
+def _rank(row: dict[str, str]) -> int:
+    """LoRA rank: of the notes, of adapters that are like LoRA, else 8."""
+    stated = re.search(r"lora_r(?:ank)?=(\d+)", row["notes"])
+    return int(stated[1]) if stated else adapter_rank(row["task"].rstrip("?")) or 8
+
+
+def _changed(framework: Framework, constants: dict[str, float]) -> Framework:
+    return replace(framework, constants={**framework.constants, **constants}) if constants else framework
 
 
 def read_memory_case(row: dict[str, str], catalog: Catalog) -> Case:
@@ -275,10 +304,9 @@ def read_memory_case(row: dict[str, str], catalog: Catalog) -> Case:
         raise SkipRowError("a thread without the whole configuration: a verdict, see the tests of outcomes")
     if row["metric"] not in table["metrics"]:
         raise SkipRowError(f"{row['metric']} is not predicted")
-    if row["outcome"] != "fits":
-        raise SkipRowError("the run failed: a verdict, not a number")
-    match = re.search(r"framework=(\S+).*ga=(\d+)\. (\d+) tok/sample", row["note"])
-    if match is None or "moe-" in match[1]:
+    failed = row["outcome"] != "fits"
+    match = re.search(r"framework=(\S+).*ga=(\d+)\.(?: (\d+) tok/sample)?", row["note"])
+    if match is None or "moe-" in match[1] or not (match[3] or failed):
         raise SkipRowError("kernels or tokens of a sample are not stated or not modelled")
     gpus, kernels = int(row["n_gpus"]), match[1]
     names = table["stacks"]["foak" if "foak" in kernels else "none"]
@@ -294,7 +322,7 @@ def read_memory_case(row: dict[str, str], catalog: Catalog) -> Case:
     method: TrainMethod = "full" if kind[0] == "full" else ("qlora" if frozen else "lora")
     job = TrainJob(
         method=method,
-        seq_len=int(match[3]),
+        seq_len=int(match[3] or row["max_model_len"]),
         optimizer="adamw-bf16" if method == "full" else "adamw",
         precision="bf16",
         lora_rank=table["lora"]["rank"],
@@ -305,7 +333,11 @@ def read_memory_case(row: dict[str, str], catalog: Catalog) -> Case:
     layout = (0, 1, 1, 1, gpus, 1, 3 if gpus > 1 else 0, int(float(row["batch"])), int(match[2]), 1, 0)
     gpu = catalog.gpus["a100-sxm-80"]
     hw = HardwareClass(gpu, 8, catalog.links[gpu.default_link], catalog.links["roce-200g"], ())
-    return Case(model, job, framework, hw, layout, 1.0, row["metric"], True, "causal", False)
+    unit = MIB if row["metric"].endswith("_mib") else GIB
+    return Case(
+        model, job, framework, hw, layout, 1.0, row["metric"], True, "causal", False, unit, failed=failed,
+        assumed=() if match[3] else (f"samples as long as the limit of {job.seq_len} tokens",),
+    )  # fmt: skip
 
 
 @lru_cache(maxsize=16)

@@ -120,6 +120,8 @@ def _states(stage: RankStage, rows: _Rows, per: StateBytes, job: TrainJob, frame
     on_cpu = rows.offload > 0
     weights = np.where(rows.offload == OFFLOADS.index("optimizer+parameters"), 0.0, per.weights * sharded + frozen)
     gradients = per.gradients * _sharded(dense, experts, rows, 2) * np.where(on_cpu & (rows.zero >= 2), 0.0, 1.0)
+    if n("gradients_in_backward"):  # one layer's or the head's at a time (optimizer in backward)
+        gradients = np.minimum(gradients, per.gradients * np.maximum(stage.largest[at], stage.head[at]))
     saved = np.where(rows.zero == 3, n("stage3_saving_bytes"), 0.0)
     optimizer = (per.optimizer - saved) * _sharded(dense, experts, rows, 1)
     optimizer = optimizer + (per.other_optimizer - per.optimizer) * other / np.where(rows.zero >= 1, rows.shards, 1.0)
@@ -136,9 +138,11 @@ def _states(stage: RankStage, rows: _Rows, per: StateBytes, job: TrainJob, frame
 def _kept_bytes(stage: RankStage, at: IntArray, rows: TrainRows, framework: Framework) -> tuple[FloatArray, FloatArray]:
     """Activations that wait for their backward, and those alive in the backward of one checkpoint, per row."""
     flight = np.minimum(rows.pipeline_parallel - stage.position[at], rows.gradient_accumulation_steps)
-    interval = rows.checkpoint_interval
-    segments = np.ceil(stage.layers[at] / np.maximum(interval, 1))
-    stored = flight * np.where(interval > 0, segments * stage.checkpoint[at], stage.kept[at])
+    interval, stash = rows.checkpoint_interval, framework.number("offloaded_stash")
+    segments, kept = np.ceil(stage.layers[at] / np.maximum(interval, 1)), stage.kept[at]
+    if stash:  # the rest waits in host memory
+        segments, kept = np.minimum(segments, stash), np.minimum(kept, stash * stage.kept_layer[at])
+    stored = flight * np.where(interval > 0, segments * stage.checkpoint[at], kept)
     return stored, (interval + framework.number("live_layers")) * stage.kept_layer[at]
 
 
@@ -186,8 +190,12 @@ def _buffers(
     elif n("bucket_elements"):
         total = total + PLAIN_BYTES * _bucket_elements(framework, rows.zero, dense + experts)
     whole_gradients = np.where(rows.micro_batches > 1, n("accumulated_bytes"), 0.0)
-    unsharded = (per.extra + whole_gradients) * (dense + experts) + np.where(
-        rows.alone, 0.0, min(n("ddp_bucket_bytes"), per.gradients) * (dense + experts)
+    frozen = 0.0 if full or not n("flat_gradients") else np.where(rows.zero == 3, stage.frozen[at], 0.0)
+    frozen = frozen / np.where(whole_gradients > 0, 1.0, rows.shards)  # FSDP1: one flat gradient of trained and frozen
+    unsharded = (
+        frozen
+        + (per.extra + whole_gradients) * (dense + experts)
+        + np.where(rows.alone, 0.0, min(n("ddp_bucket_bytes"), per.gradients) * (dense + experts))
     )
     none = rows.alone & (rows.zero != 3)
     return np.asarray(np.where(none, 0.0, total) + unsharded), np.asarray(np.where(none, 0.0, layered))
