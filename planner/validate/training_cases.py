@@ -15,11 +15,11 @@ from typing import Any
 from planner.engines.training import Framework, stacks
 from planner.hardware.records import Catalog
 from planner.models.load import load_model
-from planner.models.spec import Attention, DenseMlp, Layer, ModelSpec
+from planner.models.spec import Attention, DenseMlp, Layer, ModelSpec, MoeMlp
 from planner.request import OFFLOADS, TrainJob, TrainMethod
 from planner.space.hardware_classes import HardwareClass
 from planner.units import GB, GIB, MIB
-from planner.validate.training_scripts import adapter_rank, extra_constants, samples_of, script_of
+from planner.validate.training_scripts import adapter_rank, extra_constants, kernel_constants, samples_of, script_of
 
 TIME_METRICS = ("step_time_s", "tokens_per_s_per_gpu", "tflops_per_gpu", "mfu")
 
@@ -104,9 +104,49 @@ def _model(row: dict[str, str]) -> ModelSpec:
     dims = tables()["dimensions"].get(row["model"])
     if dims:
         return _dense(row["model"], tuple(dims), _number(row["params_b"]) * 1e9)
+    special = _special(row["model"])
+    if special is not None:
+        return special
     if not row["layers"] or not row["ffn"] or "x" in row["ffn"] or row["kv_heads"] == "MLA":
         raise SkipRowError(f"dimensions of {row['model']} are not in the row")
     return dense_model(row)
+
+
+@cache
+def _special(name: str) -> ModelSpec | None:
+    """Models of training_rows.yaml that no configuration of one kind of layer describes: encoder-decoders, variants, experts."""
+    table = tables()
+    if name in table["encoder_decoders"]:
+        return _encoder_decoder(name, table["encoder_decoders"][name])
+    if name in table["variants"]:
+        return _variant_of(name, **table["variants"][name])
+    dims = table["experts"].get(name)
+    if dims is None:
+        return None
+    layers, hidden, heads, kv, experts, active, width, shared, vocab = dims
+    mlp = MoeMlp(experts, active, width, shared, router_params=experts * hidden)
+    layer = Layer((Attention(heads, kv, hidden // heads),), mlp, 2 * hidden)
+    return ModelSpec(name, "moe", hidden, vocab, 1 << 21, (layer,) * layers, True, hidden)
+
+
+def _encoder_decoder(name: str, dims: list[Any]) -> ModelSpec:
+    """Encoder and decoder as one stack; a decoder layer has a second attention over the encoder's output."""
+    encoder, decoder, hidden, heads, head_dim, width, vocab, tied = dims
+    attention = Attention(heads, heads, head_dim)
+    first = Layer((attention,), DenseMlp(width, True), 2 * hidden)
+    second = Layer((attention, attention), DenseMlp(width, True), 3 * hidden)
+    layers = (first,) * encoder + (second,) * decoder
+    return ModelSpec(name, "t5", hidden, vocab, 1 << 21, layers, bool(tied), 2 * hidden)
+
+
+def _variant_of(name: str, like: str, experts: int, vocab: int) -> ModelSpec:
+    """A known model with another number of experts and another vocabulary."""
+    base, changed = load_model(like, offline=True), {}
+    for layer, _ in base.layer_groups:
+        if isinstance(layer.mlp, MoeMlp):
+            router = layer.mlp.router_params * experts // layer.mlp.experts
+            changed[layer] = replace(layer, mlp=replace(layer.mlp, experts=experts, router_params=router))
+    return replace(base, name=name, vocab=vocab, layers=tuple(changed.get(x, x) for x in base.layers))
 
 
 def _hardware(row: dict[str, str], catalog: Catalog, fabric: str | None) -> HardwareClass:
@@ -118,7 +158,8 @@ def _hardware(row: dict[str, str], catalog: Catalog, fabric: str | None) -> Hard
     return HardwareClass(gpu, place["per_node"], link, catalog.links[fabric or place["fabric"]], ())
 
 
-def _precision(text: str) -> str:
+def _precision(row: dict[str, str]) -> str:
+    text = script_of(row).precision or row["precision"]
     for part, dtype in tables()["precisions"]:
         if part in text.lower():
             return str(dtype)
@@ -210,7 +251,9 @@ def _unreadable(row: dict[str, str]) -> str:
 
 def _tokens(row: dict[str, str]) -> tuple[int, tuple[str, ...]]:
     """Tokens of a sample, and what was assumed for them; the longest of a dataset where samples are padded, not packed."""
-    limit = int(_number(row["seq_len"], 0.0)) or None
+    limit, stated = int(_number(row["seq_len"], 0.0)) or None, script_of(row).tokens
+    if stated:
+        return stated, (f"{stated} tokens a sample",)
     padded = "packing=false" in row["notes"] or "cumulative technique: Baseline" in row["notes"]
     if padded and row["metric"] in TIME_METRICS:
         raise SkipRowError("samples are not packed and their lengths are not stated")
@@ -225,6 +268,8 @@ def _tokens(row: dict[str, str]) -> tuple[int, tuple[str, ...]]:
 def _stack(row: dict[str, str], name: str) -> str:
     """Stack of a row whose source trains with several: by sharding and GPUs."""
     sharding = row["zero_or_fsdp_stage"]
+    if script_of(row).stack:
+        return script_of(row).stack
     if name not in tables()["one_gpu"] or int(_number(row["n_gpus"], 1)) == 1:
         return name
     if sharding.startswith("dist-optimizer"):
@@ -238,7 +283,7 @@ def _stack(row: dict[str, str], name: str) -> str:
 
 def _layout(row: dict[str, str], method: str) -> tuple[int, ...]:
     """The columns of TrainRows as the row states them."""
-    data, micro = int(_number(row["dp"], 1)), row["micro_batch"]
+    data, micro = int(_number(row["dp"], 1)), row["micro_batch"] or str(script_of(row).micro_batch or "")
     mbs = int(_number(micro)) if "see source" not in micro else (2 if method == "qlora" else 8)
     if row["global_batch"].startswith("mbs"):
         accumulation = int(_number(row["global_batch"], 1))
@@ -256,13 +301,15 @@ def read_case(row: dict[str, str], catalog: Catalog) -> Case:
         raise SkipRowError(reason)
     source, method = _source(row), _method(row)
     stack = _stack(row, source["stack"])
-    name, chunked, technique = _variant(row, stack, bool(source.get("chunked_loss")))
+    script = script_of(row)
+    whole = source.get("chunked_loss") if script.chunked_loss is None else script.chunked_loss
+    name, chunked, technique = _variant(row, stack, bool(whole))
     tokens, assumed = _tokens(row)
     job = TrainJob(
         method=method,
         seq_len=tokens,
         optimizer=_optimizer(row, stack),
-        precision=_precision(row["precision"]),
+        precision=_precision(row),
         chunked_loss=chunked,
         lora_rank=_rank(row),
         frozen_precision="int8-w8a8" if method == "qlora" and re.search("8 ?bit", row["precision"]) else None,
@@ -280,7 +327,7 @@ def read_case(row: dict[str, str], catalog: Catalog) -> Case:
         flops_attention=source["attention"],
         hardware_flops="hardware tflop" in row["notes"].lower(),
         memory_unit=GIB if source.get("gib") else GB,
-        shows=source.get("shows", ""),
+        shows=script.shows or source.get("shows", ""),
         assumed=assumed,
     )
 
@@ -306,23 +353,27 @@ def read_memory_case(row: dict[str, str], catalog: Catalog) -> Case:
         raise SkipRowError(f"{row['metric']} is not predicted")
     failed = row["outcome"] != "fits"
     match = re.search(r"framework=(\S+).*ga=(\d+)\.(?: (\d+) tok/sample)?", row["note"])
-    if match is None or "moe-" in match[1] or not (match[3] or failed):
+    if match is None or not (match[3] or failed):
         raise SkipRowError("kernels or tokens of a sample are not stated or not modelled")
-    gpus, kernels = int(row["n_gpus"]), match[1]
+    gpus, kernels, padded = int(row["n_gpus"]), match[1], "_moe.csv" in row["source"]
+    if padded and row["metric"] == "tok_s_per_gpu":
+        raise SkipRowError("rate of padded micro-batches: lengths of their samples are not stated")
+    longest = not match[3] or padded
+    tokens = int(row["max_model_len"] if longest else match[3])
     names = table["stacks"]["foak" if "foak" in kernels else "none"]
-    framework = stacks()[names[1 if gpus > 1 else 0]]
+    framework = _changed(stacks()[names[1 if gpus > 1 else 0]], kernel_constants(kernels))
     dims = table["dimensions"].get(row["model"])
     model = (
         _listed(row["model"], tuple(dims))
         if dims
-        else load_model(table["names"].get(row["model"], row["model"]), offline=True)
+        else _special(row["model"]) or load_model(table["names"].get(row["model"], row["model"]), offline=True)
     )
     kind = row["quant"].split(" ", 1)
     frozen = table["frozen"].get(kind[1])
     method: TrainMethod = "full" if kind[0] == "full" else ("qlora" if frozen else "lora")
     job = TrainJob(
         method=method,
-        seq_len=int(match[3] or row["max_model_len"]),
+        seq_len=tokens,
         optimizer="adamw-bf16" if method == "full" else "adamw",
         precision="bf16",
         lora_rank=table["lora"]["rank"],
@@ -330,13 +381,17 @@ def read_memory_case(row: dict[str, str], catalog: Catalog) -> Case:
         frozen_precision=frozen,
         chunked_loss="liger" in kernels,
     )
-    layout = (0, 1, 1, 1, gpus, 1, 3 if gpus > 1 else 0, int(float(row["batch"])), int(match[2]), 1, 0)
+    spread = re.search(r"-ep(\d+)", kernels)
+    layout = (
+        0, 1, 1, 1, gpus, int(spread[1]) if spread else 1, 3 if gpus > 1 else 0, int(float(row["batch"])),
+        int(match[2]), 1, 0,
+    )  # fmt: skip
     gpu = catalog.gpus["a100-sxm-80"]
     hw = HardwareClass(gpu, 8, catalog.links[gpu.default_link], catalog.links["roce-200g"], ())
     unit = MIB if row["metric"].endswith("_mib") else GIB
     return Case(
         model, job, framework, hw, layout, 1.0, row["metric"], True, "causal", False, unit, failed=failed,
-        assumed=() if match[3] else (f"samples as long as the limit of {job.seq_len} tokens",),
+        assumed=(f"longest sample = the limit of {tokens} tokens",) if longest else (),
     )  # fmt: skip
 
 

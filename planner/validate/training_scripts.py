@@ -6,22 +6,33 @@ micro_batch x longest tokens: longest = the longest sample of the script's datas
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
 Row = dict[str, str]
+_NOT_STATED = ("repo", "path", "task", "model", "source")
 
 
 @dataclass(frozen=True)
 class Script:
-    """What a script states: its dataset's name, a reason to skip its rows, and columns that differ from the tool's defaults."""
+    """What a script states: its dataset's name, a reason to skip its rows, and what differs from the row or the tool's defaults.
+
+    tokens: of a sample, where the row's number is an assumption. constants: of the framework (engines/training.yaml).
+    """
 
     dataset: str = ""
     skip: str = ""
     recompute: str = ""
     offload: str = ""
+    precision: str = ""
+    stack: str = ""
+    shows: str = ""
+    micro_batch: int = 0
+    tokens: int = 0
+    chunked_loss: bool | None = None
+    constants: dict[str, float] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True)
@@ -47,8 +58,9 @@ def script_of(row: Row) -> Script:
     repo, _, rest = row["source"].partition("@")
     path = rest.partition(" ")[2]
     for entry in _data()["scripts"]:
-        if entry["repo"] == repo and path.startswith(entry["path"]):
-            return Script(**{k: v for k, v in entry.items() if k not in ("repo", "path")})
+        named = all(entry.get(c, row[c]) == row[c] for c in ("task", "model"))
+        if entry["repo"] == repo and path.startswith(entry["path"]) and named:
+            return Script(**{k: v for k, v in entry.items() if k not in _NOT_STATED})
     return Script()
 
 
@@ -76,7 +88,7 @@ def adapter_rank(task: str) -> int | None:
 
 def extra_constants(row: Row, technique: str) -> dict[str, float]:
     """Constants of the framework that the row's tuner, offload column and cumulative techniques change."""
-    data, found = _data(), {}
+    data, found = _data(), dict(script_of(row).constants)
     for tuner in data["tuners"]:
         if tuner["match"] in row["source"]:
             found.update(tuner["constants"])
@@ -86,3 +98,12 @@ def extra_constants(row: Row, technique: str) -> dict[str, float]:
     for word in words:
         found.update(data["techniques"].get(word, {}).get("constants", {}))
     return {name: float(value) for name, value in found.items()}
+
+
+def kernel_constants(kernels: str) -> dict[str, float]:
+    """Constants that the named kernels of a fms-acceleration row change."""
+    found: dict[str, float] = {}
+    for entry in _data()["kernels"]:
+        if kernels.startswith(entry["match"]):
+            found.update({name: float(value) for name, value in entry["constants"].items()})
+    return found
