@@ -270,7 +270,8 @@ def _stack(row: dict[str, str], name: str) -> str:
     sharding = row["zero_or_fsdp_stage"]
     if script_of(row).stack:
         return script_of(row).stack
-    if name not in tables()["one_gpu"] or int(_number(row["n_gpus"], 1)) == 1:
+    alone = int(_number(row["n_gpus"], 1)) == 1 and not sharding.startswith("zero")
+    if name not in tables()["one_gpu"] or alone:
         return name
     if sharding.startswith("dist-optimizer"):
         return "megatron_bridge"

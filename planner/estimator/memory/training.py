@@ -173,6 +173,7 @@ def _buffers(
     n, at = framework.number, rows.combo
     dense, experts = params
     full = job.method == "full"
+    each = PLAIN_BYTES if full or job.method == "qlora" else n("frozen_bytes")
     gathered, largest = stage.gathered[at], stage.largest[at]
     root = PLAIN_BYTES * stage.other[at]
     gradients = n("gathered_gradient_layers") * PLAIN_BYTES * largest if full else np.zeros_like(largest)
@@ -181,14 +182,14 @@ def _buffers(
     if n("root_gathered"):
         fixed, layers = root, working
     else:
-        live = np.minimum(PLAIN_BYTES * n("max_live_elements"), whole)
+        live = np.minimum(each * n("max_live_elements"), whole)
         fixed, layers = live if n("max_live_elements") else working, np.zeros_like(root)
     total, layered = np.where(rows.zero == 3, fixed, 0.0), np.where(rows.zero == 3, layers, 0.0)
     if n("stage2_gathered"):
         total = total + np.where(rows.zero == 2, whole, 0.0)
         layered = layered + np.where(rows.zero == 2, gradients, 0.0)
     elif n("bucket_elements"):
-        total = total + PLAIN_BYTES * _bucket_elements(framework, rows.zero, dense + experts)
+        total = total + each * _bucket_elements(framework, rows.zero, dense + experts)
     whole_gradients = np.where(rows.micro_batches > 1, n("accumulated_bytes"), 0.0)
     frozen = 0.0 if full or not n("flat_gradients") else np.where(rows.zero == 3, stage.frozen[at], 0.0)
     frozen = frozen / np.where(whole_gradients > 0, 1.0, rows.shards)  # FSDP1: one flat gradient of trained and frozen
@@ -213,7 +214,10 @@ def _bucket_elements(framework: Framework, zero: IntArray, params: FloatArray) -
 
 
 def _load_bytes(stage: RankStage, rows: _Rows, per: StateBytes, job: TrainJob, framework: Framework) -> FloatArray:
-    """GPU bytes while loading: whole weights below stage 3; a 4-bit base that is not sharded is whole on every GPU."""
+    """GPU bytes while loading: whole weights below stage 3; a 4-bit base that is not sharded is whole on every GPU.
+
+    Offloaded parameters are loaded into host memory; a 4-bit base is quantised on the GPU before it goes there.
+    """
     at, n = rows.combo, framework.number
     if job.method == "full":
         whole = per.weights * (stage.dense[at] + stage.experts[at])
@@ -222,7 +226,9 @@ def _load_bytes(stage: RankStage, rows: _Rows, per: StateBytes, job: TrainJob, f
     sharded = (rows.zero >= 3) | ((rows.zero >= 2) & (n("stage2_gathered") > 0))
     if job.method == "qlora" and (n("load_whole") or not n("quantised_sharded")):
         sharded = np.zeros_like(sharded)
-    return np.asarray(np.where(sharded, whole / rows.shards + PLAIN_BYTES * stage.largest[at], whole))
+    layer = PLAIN_BYTES * stage.largest[at]
+    on_host = sharded & (rows.offload == OFFLOADS.index("optimizer+parameters")) & (job.method != "qlora")
+    return np.asarray(np.where(on_host, layer, np.where(sharded, whole / rows.shards + layer, whole)))
 
 
 def _rows_of(rows: TrainRows, combo: IntArray) -> _Rows:
