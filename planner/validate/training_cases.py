@@ -19,7 +19,15 @@ from planner.models.spec import Attention, DenseMlp, Layer, ModelSpec, MoeMlp
 from planner.request import OFFLOADS, TrainJob, TrainMethod
 from planner.space.hardware_classes import HardwareClass
 from planner.units import GB, GIB, MIB
-from planner.validate.training_scripts import adapter_rank, extra_constants, kernel_constants, samples_of, script_of
+from planner.validate.training_scripts import (
+    Script,
+    adapter_rank,
+    assumed_micro_batch,
+    extra_constants,
+    kernel_constants,
+    samples_of,
+    script_of,
+)
 
 TIME_METRICS = ("step_time_s", "tokens_per_s_per_gpu", "tflops_per_gpu", "mfu")
 
@@ -170,7 +178,7 @@ def _optimizer(row: dict[str, str], stack: str) -> str:
     text = row["optimizer"].lower()
     if "8bit" in text or "8-bit" in text or "single-device recipe" in text:
         return "paged-adamw-8bit" if "paged" in text or "single-device" in text else "adamw-8bit"
-    if "muon" in text and stack == "megatron_bridge":
+    if "muon" in text and stack == "megatron_bridge" and '"# adam' not in row["notes"]:
         return "muon"
     pure = (
         "bf16 (params" in row["precision"]
@@ -186,7 +194,7 @@ def _optimizer(row: dict[str, str], stack: str) -> str:
 
 def _method(row: dict[str, str]) -> TrainMethod:
     task = row["task"].rstrip("?")
-    if task in ("pretrain", "full-ft", "sft"):
+    if task in ("pretrain", "full-ft", "sft") or script_of(row).trained_layers:
         return "full"
     if task in ("lora", "qlora") or adapter_rank(task) is not None:
         return "qlora" if re.search("nf4|[48] ?bit", row["precision"]) else "lora"
@@ -244,7 +252,7 @@ def _unreadable(row: dict[str, str]) -> str:
         return "a number that the estimate needs is not stated"
     if "OOM" in row["value"] and row["metric"] in TIME_METRICS:
         return "out of memory: a verdict, not a number"
-    if row["micro_batch"] == "" and row["metric"] in TIME_METRICS:
+    if row["micro_batch"] == "" and row["metric"] in TIME_METRICS and assumed_micro_batch(row) is None:
         return "the micro-batch is not stated"
     return script_of(row).skip
 
@@ -284,7 +292,8 @@ def _stack(row: dict[str, str], name: str) -> str:
 
 def _layout(row: dict[str, str], method: str) -> tuple[int, ...]:
     """The columns of TrainRows as the row states them."""
-    data, micro = int(_number(row["dp"], 1)), row["micro_batch"] or str(script_of(row).micro_batch or "")
+    data, stated = int(_number(row["dp"], 1)), row["micro_batch"] or str(script_of(row).micro_batch or "")
+    micro = stated or str(assumed_micro_batch(row) or "")
     mbs = int(_number(micro)) if "see source" not in micro else (2 if method == "qlora" else 8)
     if row["global_batch"].startswith("mbs"):
         accumulation = int(_number(row["global_batch"], 1))
@@ -306,6 +315,8 @@ def read_case(row: dict[str, str], catalog: Catalog) -> Case:
     whole = source.get("chunked_loss") if script.chunked_loss is None else script.chunked_loss
     name, chunked, technique = _variant(row, stack, bool(whole))
     tokens, assumed = _tokens(row)
+    if not row["micro_batch"] and not script.micro_batch and assumed_micro_batch(row):
+        assumed = (*assumed, f"micro-batch {assumed_micro_batch(row)}")
     job = TrainJob(
         method=method,
         seq_len=tokens,
@@ -315,9 +326,10 @@ def read_case(row: dict[str, str], catalog: Catalog) -> Case:
         lora_rank=_rank(row),
         frozen_precision="int8-w8a8" if method == "qlora" and re.search("8 ?bit", row["precision"]) else None,
     )
-    changed = extra_constants(row, technique)
+    model, share = _trained(_model(row), script)
+    changed = extra_constants(row, technique) | share
     return Case(
-        model=_model(row),
+        model=model,
         job=job,
         framework=_changed(stacks()[name], changed),
         hw=_hardware(row, catalog, source.get("fabric")),
@@ -331,6 +343,16 @@ def read_case(row: dict[str, str], catalog: Catalog) -> Case:
         shows=script.shows or source.get("shows", ""),
         assumed=assumed,
     )
+
+
+def _trained(model: ModelSpec, script: Script) -> tuple[ModelSpec, dict[str, float]]:
+    """The model with the layers that the script adds, and the share of its parameters that is trained as a constant."""
+    if not script.trained_layers:
+        return model, {}
+    grown = replace(model, layers=model.layers + model.layers[-1:] * script.added_layers)
+    ends = grown.vocab * grown.hidden * (1 if grown.tie_embeddings else 2) * script.trained_ends
+    trained = script.trained_layers * grown.layers[-1].params(grown.hidden) + ends
+    return grown, {"trained_share": trained / grown.params_total}
 
 
 def _rank(row: dict[str, str]) -> int:

@@ -19,7 +19,8 @@ _NOT_STATED = ("repo", "path", "task", "model", "source")
 class Script:
     """What a script states: its dataset's name, a reason to skip its rows, and what differs from the row or the tool's defaults.
 
-    tokens: of a sample, where the row's number is an assumption. constants: of the framework (engines/training.yaml).
+    tokens: of a sample, where the row's number is an assumption. trained_layers: all that are trained (0 = every one), with
+    trained_ends embedding and head too; added_layers: of the model, copies of its own. constants: of the framework (engines/training.yaml).
     """
 
     dataset: str = ""
@@ -31,6 +32,9 @@ class Script:
     shows: str = ""
     micro_batch: int = 0
     tokens: int = 0
+    trained_layers: int = 0
+    trained_ends: int = 0
+    added_layers: int = 0
     chunked_loss: bool | None = None
     constants: dict[str, float] = field(default_factory=dict, hash=False)
 
@@ -78,6 +82,12 @@ def samples_of(row: Row, limit: int | None) -> Samples | str:
         return Samples(limit, f"longest sample of {script.dataset} answers = the limit of {limit} tokens")
     longest = min(int(found["longest"]), limit or int(found["longest"]))
     return Samples(longest, f"longest sample of {script.dataset}: {longest} tokens")
+
+
+def assumed_micro_batch(row: Row) -> int | None:
+    """Micro-batch of the source's own scripts, where the row states none."""
+    found = _data()["assumptions"]["micro_batch"].get(row["source"].partition("@")[0])
+    return None if found is None else int(found["value"])
 
 
 def adapter_rank(task: str) -> int | None:
