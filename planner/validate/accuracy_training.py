@@ -100,7 +100,7 @@ def _predict(group: Sequence[Case]) -> list[float]:
     shared = (first.model, first.job, first.hw, [first.framework], rows)
     time = training_time(*shared, interleave=np.array([c.interleave for c in group]))
     memory, peak = training_memory(*shared), peak_flops(first.hw.gpu, first.job.precision)
-    process, found = process_memory(first.model, first.framework, rows, memory), []
+    process, found = process_memory(first.model, first.job, first.framework, rows, memory), []
     for i, case in enumerate(group):
         rate = float(time.tokens_per_s_per_gpu[i])
         if case.metric in TIME_METRICS:
@@ -112,16 +112,24 @@ def _predict(group: Sequence[Case]) -> list[float]:
     return found
 
 
-def _memory_kind(case: Case) -> str:
+def range_kind(case: Case) -> str:
+    """Class of the case in the training part of uncertainty.yaml: what is predicted, and whether a fact of it was assumed.
+
+    memory_process: with the allocator's cache. memory_failed: a reading of a run that ran out of memory.
+    """
     shows = tables()["memory_rows"]["metrics"].get(case.metric, case.shows)
-    return "memory_assumed" if case.assumed else "memory_process" if shows in ("process", "reserved") else "memory"
+    if case.metric in TIME_METRICS or shows == "rate":
+        return "time_moe" if case.model.is_moe else "time_assumed" if case.assumed else "time"
+    if case.failed:
+        return "memory_failed"
+    if case.assumed:
+        return "memory_assumed"
+    return {"steady": "memory_steady", "process": "memory_process", "reserved": "memory_process"}.get(shows, "memory")
 
 
 def _interval(case: Case) -> tuple[float, float]:
     """The 80% interval of the case's class as factors on the prediction."""
-    time = case.metric in TIME_METRICS or tables()["memory_rows"]["metrics"].get(case.metric) == "rate"
-    kind = ("time_moe" if case.model.is_moe else "time") if time else _memory_kind(case)
-    low, high = training_ranges(kind)
+    low, high = training_ranges(range_kind(case))
     return float(low), float(high)
 
 

@@ -384,7 +384,7 @@ def read_memory_case(row: dict[str, str], catalog: Catalog) -> Case:
     longest = not match[3] or padded
     tokens = int(row["max_model_len"] if longest else match[3])
     names = table["stacks"]["foak" if "foak" in kernels else "none"]
-    framework = _changed(stacks()[names[1 if gpus > 1 else 0]], kernel_constants(kernels))
+    framework = _changed(stacks()[names[1 if gpus > 1 else 0]], kernel_constants(kernels, gpus))
     dims = table["dimensions"].get(row["model"])
     model = (
         _listed(row["model"], tuple(dims))

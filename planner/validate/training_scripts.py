@@ -110,10 +110,10 @@ def extra_constants(row: Row, technique: str) -> dict[str, float]:
     return {name: float(value) for name, value in found.items()}
 
 
-def kernel_constants(kernels: str) -> dict[str, float]:
+def kernel_constants(kernels: str, gpus: int) -> dict[str, float]:
     """Constants that the named kernels of a fms-acceleration row change."""
     found: dict[str, float] = {}
     for entry in _data()["kernels"]:
-        if kernels.startswith(entry["match"]):
+        if kernels.startswith(entry["match"]) and gpus <= entry["gpus"]:
             found.update({name: float(value) for name, value in entry["constants"].items()})
     return found
