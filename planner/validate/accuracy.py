@@ -129,6 +129,7 @@ def scores(task: str, rows: Sequence[Row], predictions: Sequence[Prediction]) ->
     groups: dict[tuple[str, str], list[tuple[Row, Prediction]]] = {}
     for row, prediction in zip(rows, predictions, strict=True):
         label = " ".join(row[c] for c in _CLASS_COLUMNS[task] if row.get(c)) or "unstated"
+        label += " out of memory" if row.get("task") == "train" and row.get("outcome") == "oom" else ""
         for name in (label, "all"):
             groups.setdefault((row["metric"], name), []).append((row, prediction))
     return [_score(metric, name, pairs) for (metric, name), pairs in sorted(groups.items())]
