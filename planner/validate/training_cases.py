@@ -13,6 +13,7 @@ from importlib.resources import files
 from typing import Any
 
 from planner.engines.training import Framework, stacks
+from planner.errors import PlannerError
 from planner.hardware.records import Catalog
 from planner.models.load import load_model
 from planner.models.spec import Attention, DenseMlp, Layer, ModelSpec, MoeMlp
@@ -115,9 +116,14 @@ def _model(row: dict[str, str]) -> ModelSpec:
     special = _special(row["model"])
     if special is not None:
         return special
-    if not row["layers"] or not row["ffn"] or "x" in row["ffn"] or row["kv_heads"] == "MLA":
-        raise SkipRowError(f"dimensions of {row['model']} are not in the row")
-    return dense_model(row)
+    if row["layers"] and row["ffn"] and "x" not in row["ffn"] and row["kv_heads"] != "MLA":
+        return dense_model(row)
+    try:
+        return load_model(row["model"], offline=True)
+    except PlannerError:
+        raise SkipRowError(
+            f"dimensions of {row['model']} are not in the row, and no known model has its name"
+        ) from None
 
 
 @cache
@@ -157,9 +163,20 @@ def _variant_of(name: str, like: str, experts: int, vocab: int) -> ModelSpec:
     return replace(base, name=name, vocab=vocab, layers=tuple(changed.get(x, x) for x in base.layers))
 
 
+def _catalog_name(name: str, catalog: Catalog) -> str:
+    """Name of the GPU in the catalog; empty for one that it lacks."""
+    from planner.hardware.names import find_gpu
+
+    try:
+        return find_gpu(name, catalog).name
+    except PlannerError:
+        return ""
+
+
 def _hardware(row: dict[str, str], catalog: Catalog, fabric: str | None) -> HardwareClass:
-    place = tables()["gpus"].get(row["gpu"].split(" ")[0])
-    if place is None or place["gpu"] not in catalog.gpus:
+    word = row["gpu"].split(" ")[0]
+    place = tables()["gpus"].get(word) or {"gpu": _catalog_name(word, catalog), "per_node": 8, "fabric": "tcp-25g"}
+    if place["gpu"] not in catalog.gpus:
         raise SkipRowError(f"{row['gpu']} is not in the hardware catalog")
     gpu = catalog.gpus[place["gpu"]]
     link = catalog.links["nvlink5-nvl72"] if place["per_node"] == 72 else catalog.links[gpu.default_link]
@@ -382,7 +399,9 @@ def read_memory_case(row: dict[str, str], catalog: Catalog) -> Case:
     if padded and row["metric"] == "tok_s_per_gpu":
         raise SkipRowError("rate of padded micro-batches: lengths of their samples are not stated")
     longest = not match[3] or padded
-    tokens = int(row["max_model_len"] if longest else match[3])
+    tokens, batch = int(row["max_model_len"] if longest else match[3]), int(float(row["batch"]))
+    if longest and "padding-free" in kernels:  # the longest sample beside others of the mean length
+        tokens = (tokens + (batch - 1) * int(match[3])) // batch
     names = table["stacks"]["foak" if "foak" in kernels else "none"]
     framework = _changed(stacks()[names[1 if gpus > 1 else 0]], kernel_constants(kernels, gpus))
     dims = table["dimensions"].get(row["model"])
@@ -406,7 +425,7 @@ def read_memory_case(row: dict[str, str], catalog: Catalog) -> Case:
     )
     spread = re.search(r"-ep(\d+)", kernels)
     layout = (
-        0, 1, 1, 1, gpus, int(spread[1]) if spread else 1, 3 if gpus > 1 else 0, int(float(row["batch"])),
+        0, 1, 1, 1, gpus, int(spread[1]) if spread else 1, 3 if gpus > 1 else 0, batch,
         int(match[2]), 1, 0,
     )  # fmt: skip
     gpu = catalog.gpus["a100-sxm-80"]
@@ -414,7 +433,7 @@ def read_memory_case(row: dict[str, str], catalog: Catalog) -> Case:
     unit = MIB if row["metric"].endswith("_mib") else GIB
     return Case(
         model, job, framework, hw, layout, 1.0, row["metric"], True, "causal", False, unit, failed=failed,
-        assumed=(f"longest sample = the limit of {tokens} tokens",) if longest else (),
+        assumed=(f"longest sample = the limit of {row['max_model_len']} tokens",) if longest else (),
     )  # fmt: skip
 
 

@@ -186,3 +186,25 @@ def test_frozen_weights_in_fp32():
     job, layout = TrainJob(method="lora"), (0, 1, 1, 1, 1, 1, 0, 1, 1, 1, 0)
     (_, _, half), (_, _, whole) = (peak(LLAMA, job, "ddp", layout, frozen_bytes=b) for b in (2.0, 4.0))
     assert whole.weights_bytes[0] - half.weights_bytes[0] == pytest.approx(2 * LLAMA.params_total, rel=1e-3)
+
+
+def test_experts_of_scattermoe_are_cut_by_expert_parallelism_alone():
+    """fms-acceleration, 7B with 1B active on A100: 58,932 MiB on four GPUs with two expert groups, as on two GPUs."""
+    row = memory_row(
+        model="ibm-research/moe-7b-1b-active-shared-experts", quant="full bfloat16", n_gpus="4", batch="8", metric="nvml_used_mib",
+        max_model_len="4096", note="framework=moe-scattermoe-granite-ep2 grad-checkpointing flash-attn2 ga=4. 277 tok/sample",
+        source="foundation-model-stack/fms-acceleration:scripts/benchmarks/refs/a100_80gb_moe.csv",
+    )  # fmt: skip
+    four, two = replay_memory_training([row, {**row, "n_gpus": "2", "note": row["note"].replace("ga=4", "ga=8")}])
+    assert four.predicted == pytest.approx(58932, rel=0.1)
+    assert two.predicted == pytest.approx(58769, rel=0.1)
+    free = {**row, "note": row["note"].replace("ep2", "ep2-padding-free")}
+    assert replay_memory_training([free])[0].predicted < four.predicted
+    assert "rate" in replay_memory_training([{**row, "metric": "tok_s_per_gpu"}])[0].skipped
+
+
+def test_models_and_gpus_by_the_names_that_planner_knows():
+    row = {**SWIFT, "model": "qwen3-8b", "layers": "", "gpu": "l40s", "params_b": ""}
+    case = read_case(row, CATALOG)
+    assert case.model.params_total == pytest.approx(8.19e9, rel=0.01)
+    assert case.hw.gpu.name == "l40s"

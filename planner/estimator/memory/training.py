@@ -232,9 +232,10 @@ def _load_bytes(stage: RankStage, rows: _Rows, per: StateBytes, job: TrainJob, f
     return np.asarray(np.where(on_host, layer, np.where(sharded, whole / rows.shards + layer, whole)))
 
 
-def _rows_of(rows: TrainRows, combo: IntArray) -> _Rows:
+def _rows_of(rows: TrainRows, combo: IntArray, framework: Framework) -> _Rows:
     shards = rows.data_parallel * rows.context_parallel
     spread = np.where(rows.expert_parallel > 1, shards * rows.tensor_parallel / rows.expert_parallel, shards)
+    spread = spread if framework.number("experts_sharded") else np.ones_like(spread)
     return _Rows(
         combo, shards.astype(float), np.maximum(spread, 1.0), rows.zero_stage, rows.gradient_accumulation_steps,
         rows.pipeline_parallel, rows.checkpoint_interval, rows.offload, shards == 1,
@@ -255,7 +256,7 @@ def _one_framework(
     first = np.empty(int(group.max()) + 1, dtype=np.int64)
     first[group[::-1]] = np.arange(len(rows) - 1, -1, -1)
     few, n = rows.take(first), framework.number
-    view, per = _rows_of(few, at[first]), train_state_bytes(job, framework)
+    view, per = _rows_of(few, at[first], framework), train_state_bytes(job, framework)
     if cut == "floor":
         shape = floor_stages(model, pipeline, ends=False)
     elif cut == "piece":
