@@ -399,8 +399,9 @@ def read_memory_case(row: dict[str, str], catalog: Catalog) -> Case:
     if padded and row["metric"] == "tok_s_per_gpu":
         raise SkipRowError("rate of padded micro-batches: lengths of their samples are not stated")
     longest = not match[3] or padded
-    tokens, batch = int(row["max_model_len"] if longest else match[3]), int(float(row["batch"]))
-    if longest and "padding-free" in kernels:  # the longest sample beside others of the mean length
+    limit = row.get("max_model_len", "")
+    tokens, batch = int(_number(limit) if longest else int(match[3])), int(_number(row["batch"]))
+    if longest and match[3] and "padding-free" in kernels:  # the longest sample beside others of the mean length
         tokens = (tokens + (batch - 1) * int(match[3])) // batch
     names = table["stacks"]["foak" if "foak" in kernels else "none"]
     framework = _changed(stacks()[names[1 if gpus > 1 else 0]], kernel_constants(kernels, gpus))
@@ -433,7 +434,7 @@ def read_memory_case(row: dict[str, str], catalog: Catalog) -> Case:
     unit = MIB if row["metric"].endswith("_mib") else GIB
     return Case(
         model, job, framework, hw, layout, 1.0, row["metric"], True, "causal", False, unit, failed=failed,
-        assumed=(f"longest sample = the limit of {row['max_model_len']} tokens",) if longest else (),
+        assumed=(f"longest sample = the limit of {limit} tokens",) if longest else (),
     )  # fmt: skip
 
 

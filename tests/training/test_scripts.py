@@ -123,6 +123,8 @@ def test_a_reading_of_a_failed_run_ends_where_the_gpu_does():
     got = replay_memory_training([row])[0]
     assert got.predicted == pytest.approx(CATALOG.gpus["a100-sxm-80"].usable_gib * 1024)
     assert range_kind(read_memory_case(row, CATALOG)) == "memory_failed"
+    for lacking in ("batch", "max_model_len"):
+        assert "not stated" in replay_memory_training([{**row, lacking: ""}])[0].skipped
 
 
 def test_reserved_memory_by_its_parts():
