@@ -1,7 +1,9 @@
 """Fit constants of engines/training.yaml on half of the published measurements; print them and both halves' error.
 
 Usage: python scripts/fit_training.py FILE.csv STACK [metrics=a,b] name=low:high ...
-Coordinate descent on mean and median of the absolute log error.
+       python scripts/fit_training.py --ranges TRAINING.csv MEMORY.csv
+Coordinate descent on mean and median of the absolute log error. --ranges: the `training` part of estimator/uncertainty.yaml, as wide
+as it takes for a group (model, GPU, source) that is left out to find 80% of its rows inside, on the fitted half alone.
 """
 
 from __future__ import annotations
@@ -14,9 +16,10 @@ from collections.abc import Callable
 import numpy as np
 
 from planner.engines.training import stacks
-from planner.validate.accuracy_training import replay, replay_memory_training
-from planner.validate.training_cases import half_of, read_case, tables
+from planner.validate.accuracy_training import range_kind, replay, replay_memory_training
+from planner.validate.training_cases import half_of, read_case, read_memory_case, tables
 
+WIDER = np.arange(1.0, 4.01, 0.05)
 STEPS = (0.6, 0.8, 0.9, 0.95, 1.05, 1.1, 1.25, 1.6)
 
 
@@ -91,8 +94,66 @@ def fit(
             )
 
 
+def residuals(training: str, memory: str) -> dict[str, dict[str, list[tuple[float, int]]]]:
+    """ln(measured / predicted) and half of every predicted row, by kind of range and by group."""
+    from planner.hardware.catalog import load_catalog
+
+    catalog, found = load_catalog(), {}
+    for path, read, run in ((training, read_case, replay), (memory, read_memory_case, replay_memory_training)):
+        with open(path, encoding="utf-8") as file:
+            rows = list(csv.DictReader(file))
+        for row, prediction in zip(rows, run(rows), strict=True):
+            try:
+                value = float(row["value"].strip("]"))
+            except ValueError:
+                continue
+            if not prediction.predicted or value <= 0:
+                continue
+            group = f"{row['model']} {row['gpu']} {row['source'].split('@')[0]}"
+            kinds = found.setdefault(range_kind(read(row, catalog)), {})
+            kinds.setdefault(group, []).append((math.log(value / prediction.predicted), half_of(row)))
+    return found
+
+
+def span(groups: list[list[float]], wider: float) -> tuple[float, float]:
+    """10th and 90th percentile of the residuals, each row weighted so that a group counts as the root of its rows, times `wider`."""
+    values = np.concatenate([np.array(g) for g in groups])
+    weights = np.concatenate([np.full(len(g), len(g) ** -0.5) for g in groups])
+    order = np.argsort(values)
+    share = (np.cumsum(weights[order]) - 0.5 * weights[order]) / weights.sum()
+    low, high = np.interp([0.1, 0.9], share, values[order])
+    return float(min(low, 0.0) * wider), float(max(high, 0.0) * wider)
+
+
+def ranges(training: str, memory: str) -> None:
+    """Prints the range of each kind and the share of rows of both halves that it holds."""
+    for kind, groups in sorted(residuals(training, memory).items()):
+        fitted = [[e for e, half in rows if half == 0] for rows in groups.values()]
+        fitted = [g for g in fitted if g]
+        chosen = WIDER[-1]
+        for wider in WIDER:
+            held = 0
+            for i, left in enumerate(fitted):
+                low, high = span(fitted[:i] + fitted[i + 1 :] or fitted, wider)
+                held += sum(low <= e <= high for e in left)
+            if held >= 0.8 * sum(map(len, fitted)):
+                chosen = wider
+                break
+        low, high = (math.exp(v) for v in span(fitted, chosen))
+        shares = [
+            [low <= math.exp(e) <= high for rows in groups.values() for e, half in rows if half == h] for h in (0, 1)
+        ]
+        print(
+            f"  {kind}: [{low:.2f}, {high:.2f}] # {len(fitted)} groups, wider {chosen:.2f}, inside",
+            *(f"{np.mean(s):.0%} of {len(s)}" for s in shares if s),
+        )
+
+
 def main() -> None:
     """Command line."""
+    if sys.argv[1] == "--ranges":
+        ranges(*sys.argv[2:])
+        return
     path, stack, *rest = sys.argv[1:]
     metrics = {"step_time_s", "tokens_per_s_per_gpu"}
     if rest[0].startswith("metrics="):

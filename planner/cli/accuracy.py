@@ -25,7 +25,7 @@ def accuracy(
     """Compare predictions with measured rows.
 
     Reads CSV files of measurements (columns metric, value and what was run), predicts every row from its own columns,
-    writes DIR/memory.csv, DIR/serving.csv, DIR/training.csv with predicted, low, high, error_percent and skipped, and
+    writes DIR/memory.csv, DIR/serving.csv, DIR/training.csv with predicted, low, high, error_percent, skipped and assumed, and
     prints rows, coverage, errors and bias per metric and class, and how good a choice among measured alternatives would have been.
     Example: planner accuracy --memory memory_measured.csv --out accuracy
     """

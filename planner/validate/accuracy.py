@@ -23,7 +23,7 @@ from planner.validate.prediction import Prediction
 from planner.validate.rows import Row, measured, read_rows
 
 TASKS = ("memory", "serving", "training")
-ADDED = ("predicted", "low", "high", "error_percent", "skipped")
+ADDED = ("predicted", "low", "high", "error_percent", "skipped", "assumed")
 _CLASS_COLUMNS = {
     "memory": ("task", "engine", "evidence"),
     "serving": ("load_kind", "gpu"),
@@ -101,7 +101,7 @@ def _joined(row: Row, prediction: Prediction) -> Row:
         return "" if value is None else f"{value:.6g}"
 
     added = (prediction.predicted, prediction.low, prediction.high, error_percent(row, prediction))
-    return {**row, **dict(zip(ADDED, (*map(shown, added), prediction.skipped), strict=True))}
+    return {**row, **dict(zip(ADDED, (*map(shown, added), prediction.skipped, prediction.assumed), strict=True))}
 
 
 def _write(path: Path, columns: Sequence[str], rows: Sequence[Mapping[str, str]]) -> None:
@@ -129,6 +129,7 @@ def scores(task: str, rows: Sequence[Row], predictions: Sequence[Prediction]) ->
     groups: dict[tuple[str, str], list[tuple[Row, Prediction]]] = {}
     for row, prediction in zip(rows, predictions, strict=True):
         label = " ".join(row[c] for c in _CLASS_COLUMNS[task] if row.get(c)) or "unstated"
+        label += " out of memory" if row.get("task") == "train" and row.get("outcome") == "oom" else ""
         for name in (label, "all"):
             groups.setdefault((row["metric"], name), []).append((row, prediction))
     return [_score(metric, name, pairs) for (metric, name), pairs in sorted(groups.items())]

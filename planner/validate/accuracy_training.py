@@ -7,7 +7,6 @@ held back from any fit: half_of says which.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from planner.errors import PlannerError
+from planner.estimator.memory.train_reserved import ProcessMemory, process_memory
 from planner.estimator.memory.training import training_memory
 from planner.estimator.time.kernels import peak_flops
 from planner.estimator.time.training import training_time
@@ -22,7 +22,7 @@ from planner.estimator.train_stages import layer_flops_per_token
 from planner.estimator.uncertainty import training_ranges
 from planner.hardware.records import Catalog
 from planner.space.train_rows import TrainRows
-from planner.units import GIB, MIB
+from planner.units import GIB
 from planner.validate.prediction import Prediction
 from planner.validate.training_cases import (
     TIME_METRICS,
@@ -82,16 +82,15 @@ def _time_value(case: Case, tokens_per_gpu: float, step: float, peak: float) -> 
     return rate / 1e12 if case.metric == "tflops_per_gpu" else rate / peak
 
 
-def _fixed_bytes(case: Case) -> float:
-    """CUDA context and communicators."""
-    n, world = case.framework.number, math.prod(case.layout[1:5])
-    return (n("context_gib") + (n("nccl_gib") if world > 1 else 0.0)) * GIB
-
-
-def _process_bytes(case: Case, allocated: float, usable: float) -> float:
-    """What nvidia-smi shows: allocator peak with its cache (as far as the GPU has room), context, communicators."""
-    n, fixed = case.framework.number, _fixed_bytes(case)
-    return max(allocated + fixed, min(allocated * (1 + n("cached_share")) + fixed, usable))
+def _memory_value(case: Case, process: ProcessMemory, steady: float, i: int) -> float:
+    """Bytes that the row's figure counts. A reading of a run that failed ends where the GPU does."""
+    kind = tables()["memory_rows"]["metrics"].get(case.metric, case.shows)
+    if kind == "steady":
+        return steady
+    if kind != "process":
+        return float((process.reserved if kind == "reserved" else process.allocated)[i])
+    shown = float(process.process[i])
+    return min(shown, case.hw.gpu.usable_gib * GIB) if case.failed else shown
 
 
 def _predict(group: Sequence[Case]) -> list[float]:
@@ -101,32 +100,36 @@ def _predict(group: Sequence[Case]) -> list[float]:
     shared = (first.model, first.job, first.hw, [first.framework], rows)
     time = training_time(*shared, interleave=np.array([c.interleave for c in group]))
     memory, peak = training_memory(*shared), peak_flops(first.hw.gpu, first.job.precision)
-    kinds, found = tables()["memory_rows"]["metrics"], []
+    process, found = process_memory(first.model, first.job, first.framework, rows, memory), []
     for i, case in enumerate(group):
-        rate, alone = float(time.tokens_per_s_per_gpu[i]), float(memory.peak_bytes[i] - memory.runtime_bytes[i])
-        kind = kinds.get(case.metric, "")
+        rate = float(time.tokens_per_s_per_gpu[i])
         if case.metric in TIME_METRICS:
             found.append(_time_value(case, rate, float(time.step_time_s[i]), peak))
-        elif kind:
-            sizes = {
-                "rate": rate,
-                "steady": memory.steady_bytes[i] / GIB,
-                "peak": alone / GIB,
-                "process": _process_bytes(case, alone, memory.usable_bytes[i]) / MIB,
-            }
-            found.append(float(sizes[kind]))
+        elif case.metric == "tok_s_per_gpu":
+            found.append(rate)
         else:
-            used = _process_bytes(case, alone, memory.usable_bytes[i]) if case.process else alone
-            used += _fixed_bytes(case) if case.context else 0.0
-            found.append(used / case.memory_unit)
+            found.append(_memory_value(case, process, float(memory.steady_bytes[i]), i) / case.memory_unit)
     return found
+
+
+def range_kind(case: Case) -> str:
+    """Class of the case in the training part of uncertainty.yaml: what is predicted, and whether a fact of it was assumed.
+
+    memory_process: with the allocator's cache. memory_failed: a reading of a run that ran out of memory.
+    """
+    shows = tables()["memory_rows"]["metrics"].get(case.metric, case.shows)
+    if case.metric in TIME_METRICS or shows == "rate":
+        return "time_moe" if case.model.is_moe else "time_assumed" if case.assumed else "time"
+    if case.failed:
+        return "memory_failed"
+    if case.assumed:
+        return "memory_assumed"
+    return {"steady": "memory_steady", "process": "memory_process", "reserved": "memory_process"}.get(shows, "memory")
 
 
 def _interval(case: Case) -> tuple[float, float]:
     """The 80% interval of the case's class as factors on the prediction."""
-    time = case.metric in TIME_METRICS or tables()["memory_rows"]["metrics"].get(case.metric) == "rate"
-    kind = ("time_moe" if case.model.is_moe else "time") if time else "memory"
-    low, high = training_ranges(kind)
+    low, high = training_ranges(range_kind(case))
     return float(low), float(high)
 
 
@@ -147,7 +150,7 @@ def _replay(
         try:
             for (number, case), value in zip(group, _predict([c for _, c in group]), strict=True):
                 low, high = _interval(case)
-                found[number] = Prediction(value, value * low, value * high)
+                found[number] = Prediction(value, value * low, value * high, assumed="; ".join(case.assumed))
         except PlannerError as reason:
             for number, _ in group:
                 found[number] = Prediction(None, None, None, str(reason))

@@ -7,18 +7,28 @@ from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from importlib.resources import files
 from typing import Any
 
 from planner.engines.training import Framework, stacks
+from planner.errors import PlannerError
 from planner.hardware.records import Catalog
 from planner.models.load import load_model
-from planner.models.spec import Attention, DenseMlp, Layer, ModelSpec
+from planner.models.spec import Attention, DenseMlp, Layer, ModelSpec, MoeMlp
 from planner.request import OFFLOADS, TrainJob, TrainMethod
 from planner.space.hardware_classes import HardwareClass
-from planner.units import GB, GIB
+from planner.units import GB, GIB, MIB
+from planner.validate.training_scripts import (
+    Script,
+    adapter_rank,
+    assumed_micro_batch,
+    extra_constants,
+    kernel_constants,
+    samples_of,
+    script_of,
+)
 
 TIME_METRICS = ("step_time_s", "tokens_per_s_per_gpu", "tflops_per_gpu", "mfu")
 
@@ -29,7 +39,11 @@ class SkipRowError(Exception):
 
 @dataclass(frozen=True)
 class Case:
-    """One measured row as the estimators take it."""
+    """One measured row as the estimators take it.
+
+    shows: what its memory counts beside live tensors: "" = nothing, reserved = the allocator's cache, process = that, CUDA
+    context and communicators. failed: the run ran out of memory, a reading ends where the GPU does. assumed: what was.
+    """
 
     model: ModelSpec
     job: TrainJob
@@ -42,8 +56,9 @@ class Case:
     flops_attention: str
     hardware_flops: bool
     memory_unit: float = GIB
-    process: bool = False
-    context: bool = False
+    shows: str = ""
+    failed: bool = False
+    assumed: tuple[str, ...] = ()
 
 
 @cache
@@ -98,31 +113,90 @@ def _model(row: dict[str, str]) -> ModelSpec:
     dims = tables()["dimensions"].get(row["model"])
     if dims:
         return _dense(row["model"], tuple(dims), _number(row["params_b"]) * 1e9)
-    if not row["layers"] or not row["ffn"] or "x" in row["ffn"] or row["kv_heads"] == "MLA":
-        raise SkipRowError(f"dimensions of {row['model']} are not in the row")
-    return dense_model(row)
+    special = _special(row["model"])
+    if special is not None:
+        return special
+    if row["layers"] and row["ffn"] and "x" not in row["ffn"] and row["kv_heads"] != "MLA":
+        return dense_model(row)
+    try:
+        return load_model(row["model"], offline=True)
+    except PlannerError:
+        raise SkipRowError(
+            f"dimensions of {row['model']} are not in the row, and no known model has its name"
+        ) from None
+
+
+@cache
+def _special(name: str) -> ModelSpec | None:
+    """Models of training_rows.yaml that no configuration of one kind of layer describes: encoder-decoders, variants, experts."""
+    table = tables()
+    if name in table["encoder_decoders"]:
+        return _encoder_decoder(name, table["encoder_decoders"][name])
+    if name in table["variants"]:
+        return _variant_of(name, **table["variants"][name])
+    dims = table["experts"].get(name)
+    if dims is None:
+        return None
+    layers, hidden, heads, kv, experts, active, width, shared, vocab = dims
+    mlp = MoeMlp(experts, active, width, shared, router_params=experts * hidden)
+    layer = Layer((Attention(heads, kv, hidden // heads),), mlp, 2 * hidden)
+    return ModelSpec(name, "moe", hidden, vocab, 1 << 21, (layer,) * layers, True, hidden)
+
+
+def _encoder_decoder(name: str, dims: list[Any]) -> ModelSpec:
+    """Encoder and decoder as one stack; a decoder layer has a second attention over the encoder's output."""
+    encoder, decoder, hidden, heads, head_dim, width, vocab, tied = dims
+    attention = Attention(heads, heads, head_dim)
+    first = Layer((attention,), DenseMlp(width, True), 2 * hidden)
+    second = Layer((attention, attention), DenseMlp(width, True), 3 * hidden)
+    layers = (first,) * encoder + (second,) * decoder
+    return ModelSpec(name, "t5", hidden, vocab, 1 << 21, layers, bool(tied), 2 * hidden)
+
+
+def _variant_of(name: str, like: str, experts: int, vocab: int) -> ModelSpec:
+    """A known model with another number of experts and another vocabulary."""
+    base, changed = load_model(like, offline=True), {}
+    for layer, _ in base.layer_groups:
+        if isinstance(layer.mlp, MoeMlp):
+            router = layer.mlp.router_params * experts // layer.mlp.experts
+            changed[layer] = replace(layer, mlp=replace(layer.mlp, experts=experts, router_params=router))
+    return replace(base, name=name, vocab=vocab, layers=tuple(changed.get(x, x) for x in base.layers))
+
+
+def _catalog_name(name: str, catalog: Catalog) -> str:
+    """Name of the GPU in the catalog; empty for one that it lacks."""
+    from planner.hardware.names import find_gpu
+
+    try:
+        return find_gpu(name, catalog).name
+    except PlannerError:
+        return ""
 
 
 def _hardware(row: dict[str, str], catalog: Catalog, fabric: str | None) -> HardwareClass:
-    place = tables()["gpus"].get(row["gpu"].split(" ")[0])
-    if place is None or place["gpu"] not in catalog.gpus:
+    word = row["gpu"].split(" ")[0]
+    place = tables()["gpus"].get(word) or {"gpu": _catalog_name(word, catalog), "per_node": 8, "fabric": "tcp-25g"}
+    if place["gpu"] not in catalog.gpus:
         raise SkipRowError(f"{row['gpu']} is not in the hardware catalog")
     gpu = catalog.gpus[place["gpu"]]
     link = catalog.links["nvlink5-nvl72"] if place["per_node"] == 72 else catalog.links[gpu.default_link]
     return HardwareClass(gpu, place["per_node"], link, catalog.links[fabric or place["fabric"]], ())
 
 
-def _precision(text: str) -> str:
+def _precision(row: dict[str, str]) -> str:
+    text = script_of(row).precision or row["precision"]
     for part, dtype in tables()["precisions"]:
         if part in text.lower():
             return str(dtype)
     raise SkipRowError(f"precision {text!r} is not stated or not known")
 
 
-def _optimizer(row: dict[str, str]) -> str:
+def _optimizer(row: dict[str, str], stack: str) -> str:
     text = row["optimizer"].lower()
-    if "8bit" in text or "8-bit" in text:
-        return "paged-adamw-8bit" if "paged" in text else "adamw-8bit"
+    if "8bit" in text or "8-bit" in text or "single-device recipe" in text:
+        return "paged-adamw-8bit" if "paged" in text or "single-device" in text else "adamw-8bit"
+    if "muon" in text and stack == "megatron_bridge" and '"# adam' not in row["notes"]:
+        return "muon"
     pure = (
         "bf16 (params" in row["precision"]
         or "bf16-true" in row["precision"]
@@ -130,17 +204,17 @@ def _optimizer(row: dict[str, str]) -> str:
     )
     if pure and row["source"].split("@")[0] in tables()["pure_bf16"]:
         return "adamw-bf16"
-    if row["precision"] == "bf16" and "llm-foundry" in row["source"]:
-        return "adamw-bf16"
+    if row["precision"] == "bf16" and ("llm-foundry" in row["source"] or stack in tables()["pure_bf16_stacks"]):
+        return "adamw-bf16" if _method(row) == "full" else "adamw"
     return "adamw"
 
 
 def _method(row: dict[str, str]) -> TrainMethod:
     task = row["task"].rstrip("?")
-    if task in ("pretrain", "full-ft", "sft"):
+    if task in ("pretrain", "full-ft", "sft") or script_of(row).trained_layers:
         return "full"
-    if task in ("lora", "qlora"):
-        return "qlora" if "nf4" in row["precision"] or "4bit" in row["precision"] else "lora"
+    if task in ("lora", "qlora") or adapter_rank(task) is not None:
+        return "qlora" if re.search("nf4|[48] ?bit", row["precision"]) else "lora"
     raise SkipRowError(f"{task} is not one of full, LoRA, QLoRA")
 
 
@@ -153,26 +227,22 @@ def _zero(row: dict[str, str]) -> int:
 
 
 def _offload(row: dict[str, str]) -> int:
-    text = row["offload"].lower()
-    if "activations" in text:
-        raise SkipRowError("activation offload is not modelled")
+    text = (script_of(row).offload or row["offload"]).lower()
     if "param" in text or "deepspeed" in text:
         return OFFLOADS.index("optimizer+parameters")
     return OFFLOADS.index("optimizer") if "optimizer" in text else 0
 
 
-def _variant(row: dict[str, str], stack: str, chunked: bool) -> tuple[str, bool]:
-    """Stack and loss of a row that lists techniques; SkipRowError for techniques that are not modelled."""
-    table = tables()
-    if any(word in row["optimizer"] for word in table["unmodelled"]):
-        raise SkipRowError(f"optimizer {row['optimizer']!r} is not modelled or not stated")
+def _variant(row: dict[str, str], stack: str, chunked: bool) -> tuple[str, bool, str]:
+    """Stack, loss and technique of a row that lists techniques; SkipRowError for techniques that are not modelled."""
     match = re.search(r"cumulative technique: ([^;]+)", row["notes"])
     if match is None:
-        return stack, chunked or ("liger=true" in row["notes"] and "Not using use_liger" not in row["notes"])
-    choice = table["cumulative"].get(match[1].strip())
+        liger = "liger=true" in row["notes"] and "Not using use_liger" not in row["notes"]
+        return stack, chunked or liger, ""
+    choice = tables()["cumulative"].get(match[1].strip())
     if choice is None:
         raise SkipRowError(f"{match[1].strip()} is not modelled")
-    return str(choice[0]), bool(choice[1])
+    return str(choice[0]), bool(choice[1]), str(choice[2])
 
 
 def _source(row: dict[str, str]) -> dict[str, Any]:
@@ -195,21 +265,38 @@ def _unreadable(row: dict[str, str]) -> str:
         return "flagged SUSPECT in the source"
     if skip["match"] in row["zero_or_fsdp_stage"]:
         return str(skip["reason"])
-    if "VP n/a" in row["notes"] or "(assumed" in row["seq_len"]:
+    if "VP n/a" in row["notes"]:
         return "a number that the estimate needs is not stated"
-    if "packing=false" in row["notes"]:
-        return "samples are not packed and their lengths are not stated"
-    if "OOM" in row["value"]:
+    if "OOM" in row["value"] and row["metric"] in TIME_METRICS:
         return "out of memory: a verdict, not a number"
-    if row["micro_batch"] == "" and row["metric"] in TIME_METRICS:
+    if row["micro_batch"] == "" and row["metric"] in TIME_METRICS and assumed_micro_batch(row) is None:
         return "the micro-batch is not stated"
-    return ""
+    return script_of(row).skip
+
+
+def _tokens(row: dict[str, str]) -> tuple[int, tuple[str, ...]]:
+    """Tokens of a sample, and what was assumed for them; the longest of a dataset where samples are padded, not packed."""
+    limit, stated = int(_number(row["seq_len"], 0.0)) or None, script_of(row).tokens
+    if stated:
+        return stated, (f"{stated} tokens a sample",)
+    padded = "packing=false" in row["notes"] or "cumulative technique: Baseline" in row["notes"]
+    if padded and row["metric"] in TIME_METRICS:
+        raise SkipRowError("samples are not packed and their lengths are not stated")
+    if padded or limit is None:
+        found = samples_of(row, limit)
+        if isinstance(found, str):
+            raise SkipRowError(found)
+        return found.longest, (found.assumed,)
+    return limit, (f"{limit} tokens a sample",) if "assumed" in row["seq_len"] else ()
 
 
 def _stack(row: dict[str, str], name: str) -> str:
     """Stack of a row whose source trains with several: by sharding and GPUs."""
     sharding = row["zero_or_fsdp_stage"]
-    if name not in tables()["one_gpu"] or int(_number(row["n_gpus"], 1)) == 1:
+    if script_of(row).stack:
+        return script_of(row).stack
+    alone = int(_number(row["n_gpus"], 1)) == 1 and not sharding.startswith("zero")
+    if name not in tables()["one_gpu"] or alone:
         return name
     if sharding.startswith("dist-optimizer"):
         return "megatron_bridge"
@@ -222,14 +309,15 @@ def _stack(row: dict[str, str], name: str) -> str:
 
 def _layout(row: dict[str, str], method: str) -> tuple[int, ...]:
     """The columns of TrainRows as the row states them."""
-    data, micro = int(_number(row["dp"], 1)), row["micro_batch"]
+    data, stated = int(_number(row["dp"], 1)), row["micro_batch"] or str(script_of(row).micro_batch or "")
+    micro = stated or str(assumed_micro_batch(row) or "")
     mbs = int(_number(micro)) if "see source" not in micro else (2 if method == "qlora" else 8)
     if row["global_batch"].startswith("mbs"):
         accumulation = int(_number(row["global_batch"], 1))
     else:
         accumulation = max(1, round(_number(row["global_batch"], mbs * data) / (mbs * data)))
     degrees = (int(_number(row[axis], 1)) for axis in ("tp", "pp", "cp"))
-    interval = int(row["recompute"].startswith("full"))
+    interval = int((script_of(row).recompute or row["recompute"]).startswith("full"))
     return (0, *degrees, data, int(_number(row["ep"], 1)), _zero(row), mbs, accumulation, interval, _offload(row))
 
 
@@ -239,20 +327,28 @@ def read_case(row: dict[str, str], catalog: Catalog) -> Case:
     if reason:
         raise SkipRowError(reason)
     source, method = _source(row), _method(row)
-    name, chunked = _variant(row, _stack(row, source["stack"]), bool(source.get("chunked_loss")))
-    rank = re.search(r"lora_r(?:ank)?=(\d+)", row["notes"])
+    stack = _stack(row, source["stack"])
+    script = script_of(row)
+    whole = source.get("chunked_loss") if script.chunked_loss is None else script.chunked_loss
+    name, chunked, technique = _variant(row, stack, bool(whole))
+    tokens, assumed = _tokens(row)
+    if not row["micro_batch"] and not script.micro_batch and assumed_micro_batch(row):
+        assumed = (*assumed, f"micro-batch {assumed_micro_batch(row)}")
     job = TrainJob(
         method=method,
-        seq_len=int(_number(row["seq_len"])),
-        optimizer=_optimizer(row),
-        precision=_precision(row["precision"]),
+        seq_len=tokens,
+        optimizer=_optimizer(row, stack),
+        precision=_precision(row),
         chunked_loss=chunked,
-        lora_rank=int(rank[1]) if rank else 8,
+        lora_rank=_rank(row),
+        frozen_precision="int8-w8a8" if method == "qlora" and re.search("8 ?bit", row["precision"]) else None,
     )
+    model, share = _trained(_model(row), script)
+    changed = extra_constants(row, technique) | share
     return Case(
-        model=_model(row),
+        model=model,
         job=job,
-        framework=stacks()[name],
+        framework=_changed(stacks()[name], changed),
         hw=_hardware(row, catalog, source.get("fabric")),
         layout=_layout(row, method),
         interleave=_number(row["interleave"], 1),
@@ -261,9 +357,29 @@ def read_case(row: dict[str, str], catalog: Catalog) -> Case:
         flops_attention=source["attention"],
         hardware_flops="hardware tflop" in row["notes"].lower(),
         memory_unit=GIB if source.get("gib") else GB,
-        process=bool(source.get("process")),
-        context=bool(source.get("context")),
+        shows=script.shows or source.get("shows", ""),
+        assumed=assumed,
     )
+
+
+def _trained(model: ModelSpec, script: Script) -> tuple[ModelSpec, dict[str, float]]:
+    """The model with the layers that the script adds, and the share of its parameters that is trained as a constant."""
+    if not script.trained_layers:
+        return model, {}
+    grown = replace(model, layers=model.layers + model.layers[-1:] * script.added_layers)
+    ends = grown.vocab * grown.hidden * (1 if grown.tie_embeddings else 2) * script.trained_ends
+    trained = script.trained_layers * grown.layers[-1].params(grown.hidden) + ends
+    return grown, {"trained_share": trained / grown.params_total}
+
+
+def _rank(row: dict[str, str]) -> int:
+    """LoRA rank: of the notes, of adapters that are like LoRA, else 8."""
+    stated = re.search(r"lora_r(?:ank)?=(\d+)", row["notes"])
+    return int(stated[1]) if stated else adapter_rank(row["task"].rstrip("?")) or 8
+
+
+def _changed(framework: Framework, constants: dict[str, float]) -> Framework:
+    return replace(framework, constants={**framework.constants, **constants}) if constants else framework
 
 
 def read_memory_case(row: dict[str, str], catalog: Catalog) -> Case:
@@ -275,26 +391,32 @@ def read_memory_case(row: dict[str, str], catalog: Catalog) -> Case:
         raise SkipRowError("a thread without the whole configuration: a verdict, see the tests of outcomes")
     if row["metric"] not in table["metrics"]:
         raise SkipRowError(f"{row['metric']} is not predicted")
-    if row["outcome"] != "fits":
-        raise SkipRowError("the run failed: a verdict, not a number")
-    match = re.search(r"framework=(\S+).*ga=(\d+)\. (\d+) tok/sample", row["note"])
-    if match is None or "moe-" in match[1]:
+    failed = row["outcome"] != "fits"
+    match = re.search(r"framework=(\S+).*ga=(\d+)\.(?: (\d+) tok/sample)?", row["note"])
+    if match is None or not (match[3] or failed):
         raise SkipRowError("kernels or tokens of a sample are not stated or not modelled")
-    gpus, kernels = int(row["n_gpus"]), match[1]
+    gpus, kernels, padded = int(row["n_gpus"]), match[1], "_moe.csv" in row["source"]
+    if padded and row["metric"] == "tok_s_per_gpu":
+        raise SkipRowError("rate of padded micro-batches: lengths of their samples are not stated")
+    longest = not match[3] or padded
+    limit = row.get("max_model_len", "")
+    tokens, batch = int(_number(limit) if longest else int(match[3])), int(_number(row["batch"]))
+    if longest and match[3] and "padding-free" in kernels:  # the longest sample beside others of the mean length
+        tokens = (tokens + (batch - 1) * int(match[3])) // batch
     names = table["stacks"]["foak" if "foak" in kernels else "none"]
-    framework = stacks()[names[1 if gpus > 1 else 0]]
+    framework = _changed(stacks()[names[1 if gpus > 1 else 0]], kernel_constants(kernels, gpus))
     dims = table["dimensions"].get(row["model"])
     model = (
         _listed(row["model"], tuple(dims))
         if dims
-        else load_model(table["names"].get(row["model"], row["model"]), offline=True)
+        else _special(row["model"]) or load_model(table["names"].get(row["model"], row["model"]), offline=True)
     )
     kind = row["quant"].split(" ", 1)
     frozen = table["frozen"].get(kind[1])
     method: TrainMethod = "full" if kind[0] == "full" else ("qlora" if frozen else "lora")
     job = TrainJob(
         method=method,
-        seq_len=int(match[3]),
+        seq_len=tokens,
         optimizer="adamw-bf16" if method == "full" else "adamw",
         precision="bf16",
         lora_rank=table["lora"]["rank"],
@@ -302,10 +424,18 @@ def read_memory_case(row: dict[str, str], catalog: Catalog) -> Case:
         frozen_precision=frozen,
         chunked_loss="liger" in kernels,
     )
-    layout = (0, 1, 1, 1, gpus, 1, 3 if gpus > 1 else 0, int(float(row["batch"])), int(match[2]), 1, 0)
+    spread = re.search(r"-ep(\d+)", kernels)
+    layout = (
+        0, 1, 1, 1, gpus, int(spread[1]) if spread else 1, 3 if gpus > 1 else 0, batch,
+        int(match[2]), 1, 0,
+    )  # fmt: skip
     gpu = catalog.gpus["a100-sxm-80"]
     hw = HardwareClass(gpu, 8, catalog.links[gpu.default_link], catalog.links["roce-200g"], ())
-    return Case(model, job, framework, hw, layout, 1.0, row["metric"], True, "causal", False)
+    unit = MIB if row["metric"].endswith("_mib") else GIB
+    return Case(
+        model, job, framework, hw, layout, 1.0, row["metric"], True, "causal", False, unit, failed=failed,
+        assumed=(f"longest sample = the limit of {limit} tokens",) if longest else (),
+    )  # fmt: skip
 
 
 @lru_cache(maxsize=16)

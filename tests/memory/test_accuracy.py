@@ -154,7 +154,7 @@ def test_the_output_holds_every_row_with_its_own_columns(tmp_path):
     with (tmp_path / "out" / "memory.csv").open() as stream:
         back = list(csv.DictReader(stream))
     assert [{c: r[c] for c in COLUMNS} for r in back] == rows
-    assert list(back[0]) == [*COLUMNS, "predicted", "low", "high", "error_percent", "skipped"]
+    assert list(back[0]) == [*COLUMNS, "predicted", "low", "high", "error_percent", "skipped", "assumed"]
     assert float(back[0]["error_percent"]) == pytest.approx((float(back[0]["predicted"]) / 14.99 - 1) * 100, abs=1e-3)
     assert back[2]["predicted"] == ""
     assert back[2]["skipped"]

@@ -61,10 +61,10 @@ def test_rate_and_mfu_of_one_row_agree():
         ({"value": "OOM"}, "out of memory"),
         ({"micro_batch": ""}, "micro-batch"),
         ({"gpu": "GPU-of-2031"}, "catalog"),
-        ({"task": "boft"}, "LoRA"),
+        ({"task": "prefix-tuning"}, "LoRA"),
         ({"layers": ""}, "dimensions"),
         ({"source": "nobody/nothing@1"}, ""),
-        ({"offload": "activations"}, "activation"),
+        ({"notes": "cumulative technique: Sorcery"}, "Sorcery"),
     ],
 )
 def test_rows_that_say_too_little_are_skipped_with_a_reason(change, words):
@@ -119,7 +119,7 @@ def test_fine_tuning_memory_of_a_public_benchmark():
 def test_memory_rows_of_other_kinds_are_skipped():
     rows = [
         memory_row(task="infer"),
-        memory_row(outcome="oom"),
+        memory_row(note="framework=none grad-checkpointing flash-attn2 ga=1."),
         memory_row(source="nobody/nothing#1"),
         memory_row(metric="kv_gib"),
     ]

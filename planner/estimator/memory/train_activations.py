@@ -52,6 +52,7 @@ def layer_kept_bytes(
     if job.method != "full":
         copies = 3 * ("attention" in job.lora_targets) + ("mlp" in job.lora_targets)
         adapters += framework.number("adapter_copy_bytes") * copies * hidden * optimizer_state(job.optimizer).master
+        per = per + framework.number("matrix_output_bytes") * _matrix_outputs(layer, hidden, tensor, ways)
         per = per + adapters - framework.number("frozen_saving") * _frozen_saving(layer, hidden, job, tensor, ways)
     return np.asarray(tokens * per)
 
@@ -67,6 +68,18 @@ def _frozen_saving(layer: Layer, hidden: int, job: TrainJob, tensor: FloatArray,
     return np.asarray(saved)
 
 
+def _matrix_outputs(layer: Layer, hidden: int, tensor: FloatArray, ways: FloatArray) -> FloatArray:
+    """Outputs of a layer's matrices a token, in elements: q + k + v + h of attention, h and f or 2 f of a dense feed-forward."""
+    found = np.zeros_like(tensor)
+    for mixer in layer.mixers:
+        if isinstance(mixer, Attention):
+            kv = mixer.kv_heads * (mixer.head_dim + mixer.value_dim)
+            found = found + (mixer.heads * mixer.head_dim + kv) / tensor + hidden / ways
+    if isinstance(layer.mlp, DenseMlp):
+        found = found + (1 + layer.mlp.gated) * layer.mlp.intermediate / tensor + hidden / ways
+    return found
+
+
 def autocasts(job: TrainJob) -> bool:
     """True where a framework that uses autocast keeps fp32 weights, and with them hidden states in fp32."""
     return job.method == "full" and optimizer_state(job.optimizer).master
@@ -75,9 +88,10 @@ def autocasts(job: TrainJob) -> bool:
 def activation_checkpoint_bytes(
     hidden: int, job: TrainJob, framework: Framework, tokens: FloatArray, tensor: FloatArray
 ) -> FloatArray:
-    """Bytes of one checkpointed layer input for `tokens` tokens: 2, under autocast 4 a hidden element."""
+    """Bytes of one checkpointed layer input for `tokens` tokens: 2, with a residual stream in fp32 4 a hidden element."""
     ways = tensor if framework.sequence_parallel else np.ones_like(tensor)
-    each = CHECKPOINT_BYTES + (framework.number("autocast_checkpoint_bytes") if autocasts(job) else 0.0)
+    wide = framework.number("autocast_checkpoint_bytes") if autocasts(job) else framework.number("residual_bytes")
+    each = CHECKPOINT_BYTES + wide
     return np.asarray(each * hidden * tokens / ways)
 
 
@@ -88,6 +102,7 @@ def logits_bytes(
     n = framework.number
     split = n("logits_split") or (model.tie_embeddings and n("tied_logits_split"))
     ways = tensor if split else np.ones_like(tensor)
-    whole = n("logits_bytes") * model.vocab * tokens / ways
+    output = 0.0 if job.method == "full" else n("matrix_output_bytes")
+    whole = (n("logits_bytes") + output) * model.vocab * tokens / ways
     beside = n("head_hidden_bytes") * model.hidden * tokens / (tensor if framework.sequence_parallel else 1.0)
     return np.asarray((whole / n("loss_chunks") if job.chunked_loss else whole) + beside)

@@ -72,6 +72,7 @@ def rank_stages(
         layer_all = params.dense[at] + params.experts[at]
         largest = (present * layer_all).max(1)
         base = (counts * params.layer_bytes[at]).sum(1) + PLAIN_BYTES * other
+        base = base if frozen_name else base * framework.number("frozen_bytes") / PLAIN_BYTES
         gathered = (
             PLAIN_BYTES * largest
             if not frozen_name

@@ -120,13 +120,16 @@ def _states(stage: RankStage, rows: _Rows, per: StateBytes, job: TrainJob, frame
     on_cpu = rows.offload > 0
     weights = np.where(rows.offload == OFFLOADS.index("optimizer+parameters"), 0.0, per.weights * sharded + frozen)
     gradients = per.gradients * _sharded(dense, experts, rows, 2) * np.where(on_cpu & (rows.zero >= 2), 0.0, 1.0)
+    gradients = gradients * n("trained_share")
+    if n("gradients_in_backward"):  # one layer's or the head's at a time (optimizer in backward)
+        gradients = np.minimum(gradients, per.gradients * np.maximum(stage.largest[at], stage.head[at]))
     saved = np.where(rows.zero == 3, n("stage3_saving_bytes"), 0.0)
     optimizer = (per.optimizer - saved) * _sharded(dense, experts, rows, 1)
     optimizer = optimizer + (per.other_optimizer - per.optimizer) * other / np.where(rows.zero >= 1, rows.shards, 1.0)
-    optimizer = np.where(on_cpu, 0.0, optimizer)
+    optimizer = np.where(on_cpu, 0.0, optimizer * n("trained_share"))
     buffers, layers = _buffers(stage, rows, per, job, framework, params=(dense, experts))
     hold = ((n("gradients_held") > 0) & (rows.zero >= n("held_from_stage"))) | (rows.micro_batches > 1)
-    step = weights + gradients + optimizer + np.where(on_cpu, 0.0, per.step * sharded)
+    step = weights + gradients + optimizer + np.where(on_cpu, 0.0, per.step * sharded * n("trained_share"))
     temporary = n("optimizer_temporary_bytes") * _sharded(dense, experts, rows, 1)
     load = _load_bytes(stage, rows, per, job, framework)
     held = np.where(hold, gradients, 0.0)
@@ -136,9 +139,11 @@ def _states(stage: RankStage, rows: _Rows, per: StateBytes, job: TrainJob, frame
 def _kept_bytes(stage: RankStage, at: IntArray, rows: TrainRows, framework: Framework) -> tuple[FloatArray, FloatArray]:
     """Activations that wait for their backward, and those alive in the backward of one checkpoint, per row."""
     flight = np.minimum(rows.pipeline_parallel - stage.position[at], rows.gradient_accumulation_steps)
-    interval = rows.checkpoint_interval
-    segments = np.ceil(stage.layers[at] / np.maximum(interval, 1))
-    stored = flight * np.where(interval > 0, segments * stage.checkpoint[at], stage.kept[at])
+    interval, stash = rows.checkpoint_interval, framework.number("offloaded_stash")
+    segments, kept = np.ceil(stage.layers[at] / np.maximum(interval, 1)), stage.kept[at]
+    if stash:  # the rest waits in host memory
+        segments, kept = np.minimum(segments, stash), np.minimum(kept, stash * stage.kept_layer[at])
+    stored = flight * np.where(interval > 0, segments * stage.checkpoint[at], kept)
     return stored, (interval + framework.number("live_layers")) * stage.kept_layer[at]
 
 
@@ -169,6 +174,7 @@ def _buffers(
     n, at = framework.number, rows.combo
     dense, experts = params
     full = job.method == "full"
+    each = PLAIN_BYTES if full or job.method == "qlora" else n("frozen_bytes")
     gathered, largest = stage.gathered[at], stage.largest[at]
     root = PLAIN_BYTES * stage.other[at]
     gradients = n("gathered_gradient_layers") * PLAIN_BYTES * largest if full else np.zeros_like(largest)
@@ -177,17 +183,21 @@ def _buffers(
     if n("root_gathered"):
         fixed, layers = root, working
     else:
-        live = np.minimum(PLAIN_BYTES * n("max_live_elements"), whole)
+        live = np.minimum(each * n("max_live_elements"), whole)
         fixed, layers = live if n("max_live_elements") else working, np.zeros_like(root)
     total, layered = np.where(rows.zero == 3, fixed, 0.0), np.where(rows.zero == 3, layers, 0.0)
     if n("stage2_gathered"):
         total = total + np.where(rows.zero == 2, whole, 0.0)
         layered = layered + np.where(rows.zero == 2, gradients, 0.0)
     elif n("bucket_elements"):
-        total = total + PLAIN_BYTES * _bucket_elements(framework, rows.zero, dense + experts)
+        total = total + each * _bucket_elements(framework, rows.zero, dense + experts)
     whole_gradients = np.where(rows.micro_batches > 1, n("accumulated_bytes"), 0.0)
-    unsharded = (per.extra + whole_gradients) * (dense + experts) + np.where(
-        rows.alone, 0.0, min(n("ddp_bucket_bytes"), per.gradients) * (dense + experts)
+    frozen = 0.0 if full or not n("flat_gradients") else np.where(rows.zero == 3, stage.frozen[at], 0.0)
+    frozen = frozen / np.where(whole_gradients > 0, 1.0, rows.shards)  # FSDP1: one flat gradient of trained and frozen
+    unsharded = (
+        frozen
+        + (per.extra + whole_gradients) * (dense + experts)
+        + np.where(rows.alone, 0.0, min(n("ddp_bucket_bytes"), per.gradients) * (dense + experts))
     )
     none = rows.alone & (rows.zero != 3)
     return np.asarray(np.where(none, 0.0, total) + unsharded), np.asarray(np.where(none, 0.0, layered))
@@ -205,7 +215,10 @@ def _bucket_elements(framework: Framework, zero: IntArray, params: FloatArray) -
 
 
 def _load_bytes(stage: RankStage, rows: _Rows, per: StateBytes, job: TrainJob, framework: Framework) -> FloatArray:
-    """GPU bytes while loading: whole weights below stage 3; a 4-bit base that is not sharded is whole on every GPU."""
+    """GPU bytes while loading: whole weights below stage 3; a 4-bit base that is not sharded is whole on every GPU.
+
+    Offloaded parameters are loaded into host memory; a 4-bit base is quantised on the GPU before it goes there.
+    """
     at, n = rows.combo, framework.number
     if job.method == "full":
         whole = per.weights * (stage.dense[at] + stage.experts[at])
@@ -214,12 +227,15 @@ def _load_bytes(stage: RankStage, rows: _Rows, per: StateBytes, job: TrainJob, f
     sharded = (rows.zero >= 3) | ((rows.zero >= 2) & (n("stage2_gathered") > 0))
     if job.method == "qlora" and (n("load_whole") or not n("quantised_sharded")):
         sharded = np.zeros_like(sharded)
-    return np.asarray(np.where(sharded, whole / rows.shards + PLAIN_BYTES * stage.largest[at], whole))
+    layer = PLAIN_BYTES * stage.largest[at]
+    on_host = sharded & (rows.offload == OFFLOADS.index("optimizer+parameters")) & (job.method != "qlora")
+    return np.asarray(np.where(on_host, layer, np.where(sharded, whole / rows.shards + layer, whole)))
 
 
-def _rows_of(rows: TrainRows, combo: IntArray) -> _Rows:
+def _rows_of(rows: TrainRows, combo: IntArray, framework: Framework) -> _Rows:
     shards = rows.data_parallel * rows.context_parallel
     spread = np.where(rows.expert_parallel > 1, shards * rows.tensor_parallel / rows.expert_parallel, shards)
+    spread = spread if framework.number("experts_sharded") else np.ones_like(spread)
     return _Rows(
         combo, shards.astype(float), np.maximum(spread, 1.0), rows.zero_stage, rows.gradient_accumulation_steps,
         rows.pipeline_parallel, rows.checkpoint_interval, rows.offload, shards == 1,
@@ -240,7 +256,7 @@ def _one_framework(
     first = np.empty(int(group.max()) + 1, dtype=np.int64)
     first[group[::-1]] = np.arange(len(rows) - 1, -1, -1)
     few, n = rows.take(first), framework.number
-    view, per = _rows_of(few, at[first]), train_state_bytes(job, framework)
+    view, per = _rows_of(few, at[first], framework), train_state_bytes(job, framework)
     if cut == "floor":
         shape = floor_stages(model, pipeline, ends=False)
     elif cut == "piece":
