@@ -2,7 +2,7 @@
 
 Usage: python scripts/fit_training.py FILE.csv STACK [metrics=a,b] name=low:high ...
        python scripts/fit_training.py --ranges TRAINING.csv MEMORY.csv
-Coordinate descent on mean and median of the absolute log error. --ranges: the `training` part of estimator/uncertainty.yaml, as wide
+Coordinate descent on the mean absolute log error, clipped at 0.5, groups (model, GPU, precision) weighing as the root of their rows. --ranges: the `training` part of estimator/uncertainty.yaml, as wide
 as it takes for a group (model, GPU, source) that is left out to find 80% of its rows inside, on the fitted half alone.
 """
 
@@ -43,14 +43,20 @@ def rows_of(path: str, stack: str, metrics: set[str]) -> list[dict[str, str]]:
     return found
 
 
-def errors(rows: list[dict[str, str]], run: Callable[[list[dict[str, str]]], list]) -> tuple[np.ndarray, np.ndarray]:
-    """Log ratio of prediction and measurement, and the half of each row that has one."""
+def errors(
+    rows: list[dict[str, str]], run: Callable[[list[dict[str, str]]], list]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Log ratio of prediction and measurement, the half and the group (model, GPU, precision) of each row that has one."""
     pairs = [
-        (math.log(p.predicted / float(r["value"].strip("]"))), half_of(r))
+        (
+            math.log(p.predicted / float(r["value"].strip("]"))),
+            half_of(r),
+            f"{r['model']} {r['gpu']} {r.get('precision', '')}",
+        )
         for r, p in zip(rows, run(rows), strict=True)
         if p.predicted
     ]
-    return np.array([p[0] for p in pairs]), np.array([p[1] for p in pairs])
+    return np.array([p[0] for p in pairs]), np.array([p[1] for p in pairs]), np.array([p[2] for p in pairs])
 
 
 def fit(
@@ -66,9 +72,13 @@ def fit(
     constants = stacks()[stack].constants
 
     def score() -> float:
-        e, half = errors(rows, run)
-        e = e if both or not (half == 0).any() else e[half == 0]
-        return float(np.mean(np.minimum(abs(e), 0.7)) + 0.5 * np.median(abs(e)))
+        e, half, group = errors(rows, run)
+        chosen = np.full(len(e), True) if both or not (half == 0).any() else half == 0
+        means = [
+            (np.mean(np.minimum(abs(e[at]), 0.5)), at.sum() ** 0.5)
+            for at in (chosen & (group == g) for g in np.unique(group[chosen]))
+        ]
+        return float(np.average([m for m, _ in means], weights=[w for _, w in means]))
 
     best = score()
     for _ in range(rounds):
@@ -81,7 +91,7 @@ def fit(
                     best = value
                 else:
                     constants[name] = old
-    e, half = errors(rows, run)
+    e, half, _ = errors(rows, run)
     print(stack, {k: float(f"{constants[k]:.3g}") for k in bounds}, f"score {best:.4f}")
     for h in (0, 1):
         if (half == h).any():

@@ -88,10 +88,15 @@ def _number(text: str, default: float | None = None) -> float:
 
 
 def dense_model(row: dict[str, str]) -> ModelSpec:
-    """A model of equal layers from the dimensions of the row; two or three matrices as its parameter count says."""
+    """A model of equal layers from the dimensions of the row; two or three matrices as its parameter count says, or as the known model
+    has of which it is the first so many layers ("NAME-7L")."""
+    cut = re.fullmatch(r"(.+)-(\d+)L", row["model"])
+    if cut and not row["params_b"]:
+        whole = load_model(tables()["models"].get(cut[1], cut[1]), offline=True)
+        return replace(whole, name=row["model"], layers=whole.layers[: int(cut[2])])
     layers, hidden, heads, vocab = (int(_number(row[c])) for c in ("layers", "hidden", "heads", "vocab"))
     kv, width = int(_number(row["kv_heads"], heads)), int(_number(row["ffn"]))
-    return _dense(row["model"], (layers, hidden, heads, kv, width, vocab), _number(row["params_b"], 0.0) * 1e9)
+    return _dense(row["model"], (layers, hidden, heads, kv, width, vocab), _number(row["params_b"]) * 1e9)
 
 
 @lru_cache(maxsize=1024)
@@ -248,7 +253,8 @@ def _variant(row: dict[str, str], stack: str, chunked: bool) -> tuple[str, bool,
 def _source(row: dict[str, str]) -> dict[str, Any]:
     """How rows of this source are read; a source that is not listed is guessed from its words, else skipped."""
     table = tables()
-    found: dict[str, Any] | None = table["sources"].get(row["source"].split("@")[0].split(" ")[0])
+    name = row["source"].split(" ")[0]
+    found: dict[str, Any] | None = table["sources"].get(name, table["sources"].get(name.split("@")[0]))
     if found is not None:
         return found
     text = " ".join((row["source"], row["notes"], row["zero_or_fsdp_stage"])).lower()

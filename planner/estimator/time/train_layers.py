@@ -71,7 +71,8 @@ def _gemm_one(work: Work, m: FloatArray, n: FloatArray, k: FloatArray) -> FloatA
     table = table_of(name, "gemm", dtype if dtype in ("fp8", "fp4") else "bf16")
     stack = Stack("gemm", table[None], np.zeros(len(m), dtype=np.int64), (dtype,) * len(m))
     suffix = f"_{dtype}" if dtype in ("fp8", "fp4") else ""
-    efficiency = stack.efficiency(n, k, m[:, None])[:, 0] * work.framework.number(f"gemm_efficiency{suffix}")
+    older = work.framework.number("gemm_before_hopper") if (work.gpu.compute_capability or 9) < 9 else 1.0
+    efficiency = stack.efficiency(n, k, m[:, None])[:, 0] * work.framework.number(f"gemm_efficiency{suffix}") * older
     odd = (n % ALIGNED != 0) | (k % ALIGNED != 0)
     efficiency = efficiency * np.where(odd, work.framework.number("misaligned_efficiency"), 1.0)
     element = 1.0 if dtype == "fp8" else 2.0
