@@ -175,6 +175,8 @@ def _show_answer(plan: Plan) -> None:
     say("")
     load = "" if d.train is not None else " at the planned load"
     _block(f"Predicted{load} (80% interval):", predictions(plan.predicted), bullets=False)
+    if hint := latency_hint(plan):
+        say(f"  {hint}")
     memory = training.memory_lines(plan.memory) if d.train is not None else memory_lines(plan.memory)
     _block("Memory per GPU:", memory, bullets=False)
     _block("What holds this answer where it is:", plan.binding)
@@ -186,6 +188,15 @@ def _show_answer(plan: Plan) -> None:
         say("Alternatives:")
         for a in plan.alternatives:
             say(wrapped(f"{a.kind}: {machines(a.deployment)}; {brief(a.deployment)}: {a.why_not}"))
+
+
+def latency_hint(plan: Plan) -> str:
+    """One line where a serving request left every latency open; empty where it limits one, or asks for the fastest answer."""
+    limits = dict(plan.request.get("limits") or {})
+    asked = any(limits.get(name) is not None for name in ("ttft_s", "tpot_s", "e2e_s"))
+    if plan.task != "serve" or asked or plan.request.get("goal") == "fastest":
+        return ""
+    return "No latency was limited, so it may be long: --latency 500ms (TTFT p95), --tpot 50ms and --e2e 10s limit it."
 
 
 def _show_infeasible(plan: Plan) -> None:
