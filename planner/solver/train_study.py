@@ -31,6 +31,9 @@ from planner.units import TERA
 
 MAX_UTILISATION = 0.9
 MAX_GPUS = 2048
+DEARER = (
+    "dearer offer of equal hardware"  # left out beside one that can do the same: never the reason that there is no plan
+)
 
 
 @dataclass(frozen=True)
@@ -138,7 +141,7 @@ def make_train_study(
     ends = time.perf_counter() + request.time_limit_s
     classes, merged = group_offers(find_train_offers(request, catalog), host_memory=True)
     stacks = tuple(frameworks().values())
-    pruned: Counter[str] = Counter({"dearer offer of equal hardware": merged})
+    pruned: Counter[str] = Counter({DEARER: merged})
     hurdle = _Hurdle.of(request, per_class, explain)
     blocks: list[Block] = []
     seen = 0
