@@ -96,6 +96,19 @@ class TrainSettings:
     layers_per_stage: tuple[int, ...] | None = None
 
 
+def on_host(train: TrainSettings | None) -> str:
+    """What a training run keeps in host memory, in words."""
+    kept = {
+        "optimizer": "gradients and optimizer states",
+        "optimizer+parameters": "weights, gradients and optimizer states",
+    }
+    if train is not None and train.offload in kept:
+        return kept[train.offload]
+    if train is not None and train.optimizer.startswith("paged"):
+        return "the checkpoint while it is loaded, then paged optimizer states"
+    return "the checkpoint while it is loaded"
+
+
 @dataclass(frozen=True)
 class Deployment:
     """What to start, on what. data_parallel = replicas; gpus = in use (not in the rented machines).
@@ -131,7 +144,11 @@ class Deployment:
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """GiB on the fullest GPU of a replica; kv_cache_tokens is the pool of one replica; host_ram_gib per machine."""
+    """GiB on the fullest GPU of a replica; kv_cache_tokens is the pool of one replica; host_ram_gib per machine.
+
+    The parts (weights, kv_cache, activations, runtime; training: gradients and optimizer too) sum to the total; what is offloaded
+    is in host_ram_gib alone.
+    """
 
     gpu_usable_gib: float
     weights_gib: float

@@ -177,7 +177,7 @@ def _show_answer(plan: Plan) -> None:
     _block(f"Predicted{load} (80% interval):", predictions(plan.predicted), bullets=False)
     if hint := latency_hint(plan):
         say(f"  {hint}")
-    memory = training.memory_lines(plan.memory) if d.train is not None else memory_lines(plan.memory)
+    memory = training.memory_lines(plan.memory, d) if d.train is not None else memory_lines(plan.memory)
     _block("Memory per GPU:", memory, bullets=False)
     _block("What holds this answer where it is:", plan.binding)
     _block("Assumed:", plan.assumptions)
@@ -313,7 +313,11 @@ def show_estimate(e: Estimate, *, json: bool) -> None:
         )
     trains = e.deployment.train is not None
     _block("Predicted (80% interval):", predictions(e.predicted), bullets=False)
-    _block("Memory per GPU:", training.memory_lines(e.memory) if trains else memory_lines(e.memory), bullets=False)
+    _block(
+        "Memory per GPU:",
+        training.memory_lines(e.memory, e.deployment) if trains else memory_lines(e.memory),
+        bullets=False,
+    )
     _block("Assumed:", e.assumptions)
     _block("Beware:", e.warnings)
 
@@ -325,6 +329,8 @@ def show_memory(r: MemoryReport, *, json: bool) -> None:
         return
     say(r.title)
     _print_table(["part", "GiB per GPU"], [[name, f"{gib:.2f}"] for name, gib in r.parts])
+    if r.host_parts:
+        _print_table(["in host memory", "GiB per machine"], [[name, f"{gib:.2f}"] for name, gib in r.host_parts])
     say(
         ("FITS" if r.fits else "DOES NOT FIT")
         + f": {r.required_gib:.2f} GiB needed, {r.capacity_gib:.2f} GiB may be used of {r.usable_gib:.2f} GiB."

@@ -107,7 +107,8 @@ def _nothing(study: Study) -> InvalidValueError | NoPlanError:
 
 @dataclass(frozen=True)
 class MemoryReport:
-    """Memory of one configuration on the fullest GPU. parts: (name, GiB); most_sequences: full-length requests at once."""
+    """Memory of one configuration on the fullest GPU. parts: (name, GiB), whose sum is required_gib; host_parts: the same of a machine's
+    host memory (training); most_sequences: full-length requests at once."""
 
     title: str
     parts: tuple[tuple[str, float], ...]
@@ -121,6 +122,7 @@ class MemoryReport:
     most_sequences: int
     max_model_len: int
     notes: tuple[str, ...]
+    host_parts: tuple[tuple[str, float], ...] = ()
 
 
 SEQUENCES = (64, 32, 16, 8, 4, 2, 1)
