@@ -238,12 +238,13 @@ class ModelSummary:
 
 @dataclass(frozen=True)
 class Provenance:
-    """Where the numbers come from."""
+    """Where the numbers come from. figures_of: digest of what memory, predictions and cost are of (planner.plan_seal); empty = not known."""
 
     planner_version: str
     catalog_date: str | None
     price_age_days: int | None
     calibration: tuple[str, ...] = ()
+    figures_of: str = ""
 
 
 @dataclass(frozen=True)
@@ -302,6 +303,9 @@ def plan_from_dict(tree: Any) -> Plan:
     """The plan of a contract tree. Raises PlanFileError naming the first field that does not fit."""
     from pydantic import TypeAdapter, ValidationError
 
+    from planner.plan_fields import check_fields
+    from planner.request import ServeRequest, TrainRequest
+
     if not isinstance(tree, dict) or "schema_version" not in tree:
         raise PlanFileError(
             "this is not a plan",
@@ -325,12 +329,15 @@ def plan_from_dict(tree: Any) -> Plan:
     except (ValidationError, AttributeError, TypeError) as error:
         why = cut(str(error)) if not isinstance(error, ValidationError) else ""
         if isinstance(error, ValidationError):
+            check_fields(tree, Plan)  # a slip in a name is said before the field that is missing for it
             first = error.errors()[0]
             why = f"{cut('.'.join(str(p) for p in first['loc']))}: {cut(first['msg'])}"
         raise PlanFileError("the plan cannot be read", why, "Solve again, or mend that field.") from None
+    check_fields(tree, Plan)
     checked = plan_to_dict(plan)
     check_numbers(checked)
     check_layout(checked)
+    check_fields(plan.request, TrainRequest if plan.task == "train" else ServeRequest, "request")
     return plan
 
 

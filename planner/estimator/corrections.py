@@ -30,6 +30,7 @@ from planner.estimator.uncertainty import calibration_spread, training_ranges
 from planner.hardware.records import Catalog, Correction, Gpu
 from planner.plan import Deployment, Plan, Range
 from planner.plan_check import LARGEST, short
+from planner.plan_seal import EDITED, was_edited
 
 if TYPE_CHECKING:  # training is loaded by those who train
     from planner.engines.training import Framework
@@ -77,6 +78,10 @@ def records_of(plan: Plan, file: str) -> list[Record]:
     if dep is None or not isinstance(validation, dict) or not isinstance(validation.get("measured"), dict):
         raise InvalidValueError(
             f"{file} holds no validation", "", "Write one with: planner validate PLAN --level device --out FILE."
+        )
+    if was_edited(plan):
+        raise InvalidValueError(
+            f"{file} corrects nothing", EDITED, "Solve again, validate that plan, and give it to --calibration."
         )
     gpu, found = dep.offers[0].gpu, []
     for metric in (*TIMES[plan.task], MEMORY):

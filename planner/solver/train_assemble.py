@@ -82,7 +82,7 @@ def layers_per_stage(study: TrainStudy, row: int) -> tuple[int, ...]:
     return split_layers(study.model, seq_len, int(r.pipeline_parallel[0]), framework.uneven_stages)
 
 
-PARTS = ("weights", "peak_gradients", "optimizer", "activations", "logits", "buffers", "runtime")
+PARTS = ("peak_weights", "peak_gradients", "peak_optimizer", "activations", "logits", "buffers", "runtime")
 
 
 def parts_at_peak(memory: TrainMemory, i: int, peak_bytes: float) -> dict[str, float]:
@@ -107,7 +107,7 @@ def memory_use(study: TrainStudy, row: int) -> MemoryUse:
 
     return MemoryUse(
         gpu_usable_gib=gib(m.usable_bytes[i]),
-        weights_gib=gib(part["weights"]),
+        weights_gib=gib(part["peak_weights"]),
         kv_cache_gib=0.0,
         activations_gib=gib(part["activations"] + part["logits"]),
         runtime_gib=gib(part["buffers"] + part["runtime"]),
@@ -116,7 +116,7 @@ def memory_use(study: TrainStudy, row: int) -> MemoryUse:
         kv_cache_tokens=0,
         host_ram_gib=gib(m.host_ram_bytes[i]),
         gradients_gib=gib(part["peak_gradients"]),
-        optimizer_gib=gib(part["optimizer"]),
+        optimizer_gib=gib(part["peak_optimizer"]),
     )
 
 

@@ -106,9 +106,9 @@ def dry_run(plan: Plan) -> DryRun:
             if dep.train is not None:
                 gpu, catalog = planned_gpu(plan, dep)
                 machine = HardwareClass(gpu, dep.gpus, catalog.links[gpu.default_link], None, ())
-                heap, gradients = planned_heap_and_gradients_gib(spec, dep, dep.train, machine)
-                tensors = planned_tensors_gib(framework(dep.engine).on(gpu), dep, memory, heap)
-                return _training(raw, spec, dep, dep.train, (tensors, gradients), memory)
+                states = planned_states_gib(spec, dep, dep.train, machine)
+                tensors = planned_tensors_gib(framework(dep.engine).on(gpu), dep, memory, states["heap"])
+                return _training(raw, spec, dep, dep.train, {**states, "tensors": tensors})
             return _serving(raw, spec, plan, dep, memory)
     finally:
         if not collecting:
@@ -116,25 +116,20 @@ def dry_run(plan: Plan) -> DryRun:
 
 
 def _training(
-    raw: dict[str, Any],
-    spec: ModelSpec,
-    dep: Deployment,
-    train: TrainSettings,
-    planned: tuple[float, float],
-    memory: MemoryUse,
+    raw: dict[str, Any], spec: ModelSpec, dep: Deployment, train: TrainSettings, planned: dict[str, float]
 ) -> DryRun:
-    """planned: GiB of tensors that the plan predicts at the peak, and of gradients after backward."""
+    """planned: GiB of the states, and of the tensors that the plan predicts at the peak."""
     from planner.validate.dry_flops import training_flops
 
-    tensors, gradients = planned
+    tensors, weights, optimizer = planned["tensors"], planned["weights"], planned["optimizer"]
     found = [(stage, *_counted(raw, stage)) for stage in stages_of_plan(dep, train, len(spec.layers))]
     stage, counted, how = max(found, key=lambda f: f[1].peak)
     rank = stage.rank
     parts = [
-        Part("weights", "GiB", memory.weights_gib, counted.weights / GIB),
-        Part("gradients after backward", "GiB", gradients, counted.gradients / GIB),
-        Part("optimizer", "GiB", memory.optimizer_gib, counted.optimizer / GIB),
-        Part("the rest of the peak", "GiB", tensors - memory.weights_gib - memory.optimizer_gib, counted.rest / GIB),
+        Part("weights", "GiB", weights, counted.weights / GIB),
+        Part("gradients after backward", "GiB", planned["gradients"], counted.gradients / GIB),
+        Part("optimizer", "GiB", optimizer, counted.optimizer / GIB),
+        Part("the rest of the peak", "GiB", tensors - weights - optimizer, counted.rest / GIB),
         Part("tensors at the peak", "GiB", tensors, counted.peak / GIB),
         Part(
             "FLOPs of a micro-batch", "TFLOP",
@@ -232,16 +227,18 @@ _STAND_INS = {
 }
 
 
-def planned_heap_and_gradients_gib(
+def planned_states_gib(
     spec: ModelSpec, dep: Deployment, train: TrainSettings, machine: HardwareClass
-) -> tuple[float, float]:
-    """What a process of a CPU plan holds at the step beyond its tensors' peak (memory/training.py, heap; 0 on GPUs), and the gradients after
-    backward, of which the plan holds those of the worst moment."""
+) -> dict[str, float]:
+    """Weights and optimizer between steps, gradients after backward (the plan has what is there at the worst moment), and what a process of
+    a CPU plan holds at the step beyond its tensors' peak (memory/training.py, heap; 0 on GPUs)."""
     from planner.estimator.memory.training import training_memory
 
     job, rows = _job_and_row(dep, train)
     found = training_memory(spec, job, machine, [framework(dep.engine)], rows)
-    return float(found.heap_bytes[0]) / GIB, float(found.gradients_bytes[0]) / GIB
+    return {
+        name: float(getattr(found, f"{name}_bytes")[0]) / GIB for name in ("weights", "gradients", "optimizer", "heap")
+    }
 
 
 def planned_tensors_gib(stack: Framework, dep: Deployment, memory: MemoryUse, heap_gib: float) -> float:

@@ -59,4 +59,6 @@ def test_a_peak_that_measurement_lowered_is_still_the_sum():
         parts = parts_at_peak(found, 0, peak)
         assert sum(parts.values()) == pytest.approx(peak)
         assert min(parts.values()) >= 0
-    assert parts_at_peak(found, 0, float(found.peak_bytes[0]))["weights"] == pytest.approx(found.weights_bytes[0])
+    assert parts_at_peak(found, 0, float(found.peak_bytes[0]))["peak_weights"] == pytest.approx(
+        found.peak_weights_bytes[0]
+    )

@@ -15,7 +15,7 @@ Measured error: see planner accuracy --training.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import numpy.typing as npt
@@ -45,17 +45,19 @@ HEAD_LOGITS_BYTES = 4.0  # 16-bit logits and their gradient
 class TrainMemory:
     """Bytes on the worst rank at the worst moment, equal-length arrays. worst_moment: 0 load, 1 backward, 2 step.
 
-        peak = weights + peak_gradients + optimizer + activations + logits + buffers + runtime
+        peak = peak_weights + peak_gradients + peak_optimizer + activations + logits + buffers + runtime
 
-    All of the worst stage. peak_gradients, activations, logits: what is there at the worst moment (gradients: after backward);
-    weights, optimizer: between steps; buffers: all other tensors of that moment. heap, a part of runtime: held at the step beyond the
+    All of the worst stage. These parts are what is there at the worst moment (buffers: all its other tensors; while loading all tensors
+    are weights). weights, optimizer: between steps; gradients: after backward. heap, a part of runtime: held at the step beyond the
     tensors' peak (CPU). steady: between steps. usable_bytes: what the GPU offers. host_ram_bytes: per machine, a hard constraint.
     """
 
     weights_bytes: FloatArray
     gradients_bytes: FloatArray
-    peak_gradients_bytes: FloatArray
     optimizer_bytes: FloatArray
+    peak_weights_bytes: FloatArray
+    peak_gradients_bytes: FloatArray
+    peak_optimizer_bytes: FloatArray
     activations_bytes: FloatArray
     logits_bytes: FloatArray
     buffers_bytes: FloatArray
@@ -264,12 +266,16 @@ def _one_framework(
     fixed = (n("context_gib") + np.where(few.world > 1, n("nccl_gib"), 0.0)) * GIB
     runtime = fixed[group] + worst.heap + n("fragmentation") * (worst.tensors + worst.heap)
     weights, optimizer = gather(lambda p: p.weights), gather(lambda p: p.optimizer)
-    named = weights + optimizer + worst.gradients + worst.activations + worst.logits
+    loading = worst.moment == LOAD
+    there_weights, there_optimizer = np.where(loading, worst.tensors, weights), np.where(loading, 0.0, optimizer)
+    named = there_weights + there_optimizer + worst.gradients + worst.activations + worst.logits
     return {
         "weights": weights,
         "gradients": gather(lambda p: p.gradients),
-        "peak_gradients": worst.gradients,
         "optimizer": optimizer,
+        "peak_weights": there_weights,
+        "peak_gradients": worst.gradients,
+        "peak_optimizer": there_optimizer,
         "activations": worst.activations,
         "logits": worst.logits,
         "buffers": np.maximum(worst.tensors - named, 0.0),
@@ -342,22 +348,12 @@ def training_memory(
     cut: "floor" = no split of the layers over the stages needs less; "piece" = of one stage alone, rows.splits holding
     (number of the stage, its layers).
     """
-    size, names = (
-        len(rows),
-        (
-            "weights",
-            "gradients",
-            "peak_gradients",
-            "optimizer",
-            "activations",
-            "logits",
-            "buffers",
-            "runtime",
-            "heap",
-            "steady",
-            "peak",
-        ),
-    )
+    size = len(rows)
+    names = [
+        f.name.removesuffix("_bytes")
+        for f in fields(TrainMemory)
+        if f.name not in ("usable_bytes", "worst_moment", "host_ram_bytes")
+    ]
     columns = {k: np.zeros(size) for k in (*names, "moment", "host")}
     for number, framework in enumerate(frameworks):
         mask = rows.framework == number
