@@ -201,7 +201,12 @@ def latency_hint(plan: Plan) -> str:
 
 def _show_infeasible(plan: Plan) -> None:
     say(_model_line(plan))
-    say("No plan keeps all limits.")
+    proved = plan.solver.status == "INFEASIBLE"
+    say(
+        "No plan keeps all limits."
+        if proved
+        else "No plan was found, and the time ended before a proof that there is none."
+    )
     if plan.infeasible is None:
         raise PlannerError("the plan does not say why it is infeasible")
     _block("These clash:", plan.infeasible.core)

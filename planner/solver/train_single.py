@@ -16,8 +16,8 @@ from planner.solver import train_assemble, train_words
 from planner.solver.compare import Choice
 from planner.solver.ranking import rank
 from planner.solver.single import Estimate, MemoryReport
+from planner.solver.train_explain import WIDE
 from planner.solver.train_study import TrainStudy, make_train_study
-from planner.solver.training import WIDE
 from planner.units import GIB
 
 
