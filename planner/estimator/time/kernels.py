@@ -62,6 +62,15 @@ def peak_flops(gpu: Gpu, dtype: str) -> float:
     )
 
 
+def matmul_flops(gpu: Gpu, dtype: str) -> float:
+    """FLOP/s that no matrix product exceeds, as measured (gpus.yaml, matmul_tflops); infinite where nobody measured it.
+
+    A borrowed surface holds the share of the peak that its lender reaches, which another vendor's libraries may not.
+    """
+    names = SIXTEEN_BIT if dtype in SIXTEEN_BIT else (dtype,)
+    return next((gpu.matmul_tflops[name] * TERA for name in names if name in gpu.matmul_tflops), float("inf"))
+
+
 def _kernel_dtype(precision: Precision) -> str:
     """Name of the GEMM surface of a precision."""
     if precision.compute_dtype == "fp8" and precision.group_size:
