@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import time
 from dataclasses import replace
 
 import pytest
@@ -76,9 +77,12 @@ def test_throughput_does_not_claim_that_more_machines_would_win() -> None:
 
 
 def test_training_keeps_its_time_limit() -> None:
-    request = TrainRequest("70b", job=TrainJob(tokens=1e9), limits=TrainLimits(deadline_s=60.0), time_limit_s=0.01)
-    with pytest.raises(NoPlanError, match=r"within 0\.01 s"):
-        planner.solve(request)
+    request = TrainRequest("70b", job=TrainJob(tokens=1e9), limits=TrainLimits(deadline_s=3600.0), time_limit_s=0.01)
+    start = time.perf_counter()
+    plan = planner.solve(request)
+    assert time.perf_counter() - start < 20
+    assert (plan.status, plan.solver.status) == ("infeasible", "UNKNOWN")
+    assert plan.assumptions[0].startswith("NOT PROVED that there is no plan: the search stopped after 10.0 ms")
 
 
 def test_estimate_says_what_is_missing() -> None:
