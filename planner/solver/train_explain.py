@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner.errors import NoPlanError
 from planner.estimator.operating_point import IntArray
 from planner.hardware.records import Catalog
 from planner.plan import SCHEMA_VERSION, Deployment, Infeasible, Plan, Relaxation, SolverReport
@@ -43,35 +42,54 @@ def left_undone(study: TrainStudy) -> int:
     return study.pruned.get(NOT_IN_TIME, 0) + study.pruned.get(SPLITS_LATE, 0)
 
 
-def no_plan(study: TrainStudy, catalog: Catalog, report: SolverReport, excluded: Sequence[Deployment]) -> Plan:
-    """The infeasible plan of a study without an answer: what clashes and what would help, over the widest table (nothing is dropped for
-    being hopeless).
+@dataclass(frozen=True)
+class Wider:
+    """A second look at a request without an answer: the widest table (nothing is dropped for being hopeless), and its useful rows."""
 
-    The explanation has a time of its own, EXPLAIN_S or the request's limit when that is shorter. Where the study was cut short the
-    plan says that nothing is proved; NoPlanError where the wider table then holds an answer after all.
-    """
-    request, model = study.request, study.model
-    least = bounds(request, model, study.classes)
-    if np.isfinite(least[0]) and least[0] > LONGEST_S:
-        return _infeasible(
-            study, catalog, report, (_endless(request, least[0]),), _fewer_tokens(study, catalog, least[0]), ()
-        )
-    asked = replace(request, goal=_goal_of_explanation(study, least), time_limit_s=min(request.time_limit_s, EXPLAIN_S))
-    wide = make_train_study(asked, model, catalog, near_miss=WIDE, explain=True, excluded=excluded)
+    study: TrainStudy
+    problem: Problem
+    keep: IntArray
+
+
+def wider(study: TrainStudy, catalog: Catalog, excluded: Sequence[Deployment]) -> Wider:
+    """The second look, in the order that shows soonest what is to blame. It has a time of its own, EXPLAIN_S or the request's limit when
+    that is shorter. Its goal is the request's again: only the order in which hardware was looked at differed."""
+    request = study.request
+    goal = _goal_of_explanation(study, bounds(request, study.model, study.classes))
+    asked = replace(request, goal=goal, time_limit_s=min(request.time_limit_s, EXPLAIN_S))
+    wide = make_train_study(asked, study.model, catalog, near_miss=WIDE, explain=True, excluded=excluded)
+    wide = replace(wide, request=replace(asked, goal=request.goal), problem=replace(wide.problem, goal=request.goal))
     problem, keep, _ = pruned(wide.problem)
-    if left_undone(study) and solve_problem(problem, time_limit_s=EXPLAIN_S).row is not None:
-        raise NoPlanError(
-            f"no plan was found within {request.time_limit_s:g} s",
-            "but there is one: the time ended before its hardware was looked at",
-            "Raise --time-limit or narrow the hardware with --gpu or --provider.",
-        )
+    return Wider(wide, problem, keep)
+
+
+def endless(study: TrainStudy) -> bool:
+    """True when no run of the request ends within LONGEST_S, on any of its hardware."""
+    least_s, _ = bounds(study.request, study.model, study.classes)
+    return bool(np.isfinite(least_s) and least_s > LONGEST_S)
+
+
+def endless_plan(study: TrainStudy, catalog: Catalog, report: SolverReport) -> Plan:
+    """The infeasible plan of an endless request."""
+    least_s, _ = bounds(study.request, study.model, study.classes)
+    return _infeasible(
+        study, catalog, report, (_endless(study.request, least_s),), _fewer_tokens(study, catalog, least_s), ()
+    )
+
+
+def no_plan(study: TrainStudy, look: Wider, catalog: Catalog, report: SolverReport) -> Plan:
+    """The infeasible plan of a study without an answer: what clashes and what would help. Where the study was cut short it says that nothing
+    is proved."""
+    wide, problem = look.study, look.problem
     core = clashing_limits(problem) if len(problem.rows) else ()
     relaxations = []
     for name in core:
         answer = smallest_relaxation(problem, name)
         if answer is not None and answer.row is not None:
-            relaxations.append(train_words.relaxation(wide, name, int(keep[answer.row]), answer))
-    core = core or beyond_bounds(request, least)[:1]  # what the bounds prove needs no row
+            relaxations.append(train_words.relaxation(wide, name, int(look.keep[answer.row]), answer))
+    core = (
+        core or beyond_bounds(study.request, bounds(study.request, study.model, study.classes))[:1]
+    )  # proved without rows
     words = train_words.core(wide, core) if core else train_words.nothing_at_all(wide)
     return _infeasible(study, catalog, report, words, tuple(relaxations), (*_unproved(study), *_partial(study, wide)))
 

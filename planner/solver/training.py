@@ -18,7 +18,7 @@ from planner.solver.explain import binding_limits
 from planner.solver.ranking import Ranking, rank
 from planner.solver.search import Answer, no_answer_in_time, solve_problem
 from planner.solver.serving import in_units
-from planner.solver.train_explain import left_undone, no_plan, pruned
+from planner.solver.train_explain import endless, endless_plan, left_undone, no_plan, pruned, wider
 from planner.solver.train_study import TrainStudy, make_train_study
 
 
@@ -37,14 +37,22 @@ def solve_training(
     late = no_answer_in_time(answer, request.time_limit_s)
     if late is not None:
         raise late
+    partial = left_undone(study) > 0
     if answer.row is None:
-        return no_plan(study, catalog, report, excluded)
+        if endless(study):
+            return endless_plan(study, catalog, report)
+        look = wider(study, catalog, excluded)
+        again = solve_problem(look.problem, time_limit_s=request.time_limit_s) if partial else answer
+        if again.row is None:
+            return no_plan(study, look, catalog, report)
+        study, answer, keep = look.study, again, look.keep  # what the first look had no time for
+        report = _report(study, answer, dropped, start)
     row = int(keep[answer.row])
     ranking = rank(study.problem)
     deployed = train_assemble.deployment(study, row)
     return Plan(
         schema_version=SCHEMA_VERSION,
-        status="optimal" if answer.status == "OPTIMAL" and not left_undone(study) else "feasible",
+        status="optimal" if answer.status == "OPTIMAL" and not partial else "feasible",
         task="train",
         request=request_dict(request),
         assumptions=(*train_words.assumptions(study, row, catalog), *calibration_notes(catalog, deployed)),

@@ -81,8 +81,12 @@ def test_training_keeps_its_time_limit() -> None:
     start = time.perf_counter()
     plan = planner.solve(request)
     assert time.perf_counter() - start < 20
-    assert (plan.status, plan.solver.status) == ("infeasible", "UNKNOWN")
-    assert plan.assumptions[0].startswith("NOT PROVED that there is no plan: the search stopped after 10.0 ms")
+    assert plan.status == "feasible", (
+        "the second look, at the fastest hardware first, finds a run; nothing is proved of it"
+    )
+    tight = planner.solve(replace(request, limits=TrainLimits(deadline_s=600.0, budget_usd=600.0)))
+    assert (tight.status, tight.solver.status) == ("infeasible", "UNKNOWN")
+    assert tight.assumptions[0].startswith("NOT PROVED that there is no plan: the search stopped after 10.0 ms")
 
 
 def test_estimate_says_what_is_missing() -> None:
