@@ -21,12 +21,11 @@ class OnceCommand(TyperCommand):
             single = param.param_type_name == "option" and not param.multiple and not getattr(param, "is_flag", False)
             if single and given[id(param)] > 1:
                 flag = max(param.opts, key=len)
-                raise InvalidValueError(f"{flag} is given {given[id(param)]} times", _why(flag), f"Give {flag} once.")
+                why = "it takes one value, and the last would replace the others"
+                raise InvalidValueError(
+                    f"{flag} is given {given[id(param)]} times", why, LISTED.get(flag, f"Give {flag} once.")
+                )
         return super().parse_args(ctx, args)
 
 
-def _why(flag: str) -> str:
-    """The reason in words."""
-    if flag == "--on":
-        return "it names one kind of machine, and a plan on a mix of owned machines is not searched"
-    return "it takes one value, and the last would replace the others"
+LISTED = {"--on": "Write kinds of own machines in one: --on 2xrtx-4090,1xh100-sxm (a plan takes one of them)."}
