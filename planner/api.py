@@ -31,6 +31,7 @@ def solve(
     Raises InputError for what cannot be read (unknown names, impossible pins, broken catalog files).
     """
     from planner.plan import Deployment
+    from planner.plan_seal import sealed
 
     check_type(excluded, (list, tuple), "excluded", "Write for example excluded=[plan.deployment].")
     for deployment in excluded:
@@ -39,10 +40,10 @@ def solve(
     if isinstance(request, TrainRequest):
         from planner.solver.training import solve_training
 
-        return solve_training(request, model, catalog, excluded)
+        return sealed(solve_training(request, model, catalog, excluded))
     from planner.solver.serving import solve_serving
 
-    return solve_serving(request, model, catalog, excluded)
+    return sealed(solve_serving(request, model, catalog, excluded))
 
 
 def compare(

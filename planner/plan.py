@@ -96,6 +96,19 @@ class TrainSettings:
     layers_per_stage: tuple[int, ...] | None = None
 
 
+def on_host(train: TrainSettings | None) -> str:
+    """What a training run keeps in host memory, in words."""
+    kept = {
+        "optimizer": "gradients and optimizer states",
+        "optimizer+parameters": "weights, gradients and optimizer states",
+    }
+    if train is not None and train.offload in kept:
+        return kept[train.offload]
+    if train is not None and train.optimizer.startswith("paged"):
+        return "the checkpoint while it is loaded, then paged optimizer states"
+    return "the checkpoint while it is loaded"
+
+
 @dataclass(frozen=True)
 class Deployment:
     """What to start, on what. data_parallel = replicas; gpus = in use (not in the rented machines).
@@ -131,7 +144,11 @@ class Deployment:
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """GiB on the fullest GPU of a replica; kv_cache_tokens is the pool of one replica; host_ram_gib per machine."""
+    """GiB on the fullest GPU of a replica; kv_cache_tokens is the pool of one replica; host_ram_gib per machine.
+
+    The parts (weights, kv_cache, activations, runtime; training: gradients and optimizer too) sum to the total; what is offloaded
+    is in host_ram_gib alone.
+    """
 
     gpu_usable_gib: float
     weights_gib: float
@@ -221,12 +238,13 @@ class ModelSummary:
 
 @dataclass(frozen=True)
 class Provenance:
-    """Where the numbers come from."""
+    """Where the numbers come from. figures_of: digest of what memory, predictions and cost are of (planner.plan_seal); empty = not known."""
 
     planner_version: str
     catalog_date: str | None
     price_age_days: int | None
     calibration: tuple[str, ...] = ()
+    figures_of: str = ""
 
 
 @dataclass(frozen=True)
@@ -285,6 +303,9 @@ def plan_from_dict(tree: Any) -> Plan:
     """The plan of a contract tree. Raises PlanFileError naming the first field that does not fit."""
     from pydantic import TypeAdapter, ValidationError
 
+    from planner.plan_fields import check_fields
+    from planner.request import ServeRequest, TrainRequest
+
     if not isinstance(tree, dict) or "schema_version" not in tree:
         raise PlanFileError(
             "this is not a plan",
@@ -308,12 +329,15 @@ def plan_from_dict(tree: Any) -> Plan:
     except (ValidationError, AttributeError, TypeError) as error:
         why = cut(str(error)) if not isinstance(error, ValidationError) else ""
         if isinstance(error, ValidationError):
+            check_fields(tree, Plan)  # a slip in a name is said before the field that is missing for it
             first = error.errors()[0]
             why = f"{cut('.'.join(str(p) for p in first['loc']))}: {cut(first['msg'])}"
         raise PlanFileError("the plan cannot be read", why, "Solve again, or mend that field.") from None
+    check_fields(tree, Plan)
     checked = plan_to_dict(plan)
     check_numbers(checked)
     check_layout(checked)
+    check_fields(plan.request, TrainRequest if plan.task == "train" else ServeRequest, "request")
     return plan
 
 

@@ -96,6 +96,32 @@ def _check_axes(found: Mapping[str, Any]) -> None:
     rented = sum(offer["count"] * offer["gpus_per_instance"] for offer in found["offers"])
     if rented < found["gpus"]:
         raise _wrong(f"deployment.offers of the plan hold {rented} GPUs", f"deployment.gpus is {found['gpus']}")
+    _check_machines(found)
+
+
+def machines_in_use(per_machine: int, per_replica: int, replicas: int) -> int:
+    """Machines that replicas take: as many to a machine as it holds whole, or each over several machines."""
+    over = -(-per_replica // per_machine)
+    return replicas * over if over > 1 else -(-replicas // (per_machine // per_replica))
+
+
+def _check_machines(found: Mapping[str, Any]) -> None:
+    """As many machines as the deployment takes: no fewer, and none that would stand idle and be paid."""
+    per_machine = min(offer["gpus_per_instance"] for offer in found["offers"])
+    if per_machine < 1:
+        raise _wrong(f"deployment.offers.gpus_per_instance of the plan is {per_machine}", "it must be 1 or more")
+    replicas = found["data_parallel"] if found.get("serve") is not None else 1
+    per_replica = found["gpus"] // replicas
+    needed, taken = machines_in_use(per_machine, per_replica, replicas), sum(o["count"] for o in found["offers"])
+    if needed != taken:
+        what = (
+            f"{replicas} replica{'s' if replicas > 1 else ''} of {per_replica} GPUs"
+            if found.get("serve")
+            else f"{found['gpus']} GPUs"
+        )
+        raise _wrong(
+            f"deployment.offers of the plan take {taken} machines", f"{what} need {needed} of {per_machine} GPUs"
+        )
 
 
 def _check_batch(found: Mapping[str, Any], tree: Mapping[str, Any]) -> None:

@@ -241,6 +241,10 @@ class TrainJob:
         _check_name(self.method, "method", METHODS)
         _check_name(self.optimizer, "optimizer", OPTIMIZERS)
         _check_positive(self.tokens, "--tokens", "--tokens 1B")
+        if self.tokens < 1:
+            raise InvalidValueError(
+                f"--tokens is {self.tokens:g}", "a run has a token at least", "Check the unit: 1B is 1e9."
+            )
         _check_most(self.tokens, "--tokens", 1e18)
         _check_positive(self.seq_len, "--seq-len", "--seq-len 8192")
         _check_positive(self.batch_tokens_low, "--global-batch", "--global-batch 1M")

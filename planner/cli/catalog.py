@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from planner.cli.once import OnceCommand
 from planner.clock import today
 from planner.errors import CatalogError, InvalidValueError, UnknownNameError
 from planner.hardware import catalog as hardware
@@ -29,7 +30,7 @@ def _many(name: str, text: str) -> Any:
 SHOWN = 40
 
 
-@app.command("list")
+@app.command("list", cls=OnceCommand)
 def list_offers(
     provider: Annotated[list[str] | None, _many("provider", "Provider")] = None,
     gpu: Annotated[list[str] | None, _many("gpu", "GPU")] = None,
@@ -59,7 +60,7 @@ def list_offers(
         report.print_offers(shown, len(offers))
 
 
-@app.command()
+@app.command(cls=OnceCommand)
 def show(
     name: Annotated[str, typer.Argument(help="A GPU, a link, or an instance type (as NAME or PROVIDER/NAME).")],
     catalog: Dirs = None,
@@ -109,7 +110,7 @@ def _look_up(name: str, known: Catalog) -> list[dict[str, Any]]:
     return [{"entry": "gpu", **report.gpu_facts(gpu), "prices": [report.offer_facts(o) for o in offers]}]
 
 
-@app.command()
+@app.command(cls=OnceCommand)
 def check(catalog: Dirs = None, json: AsJson = False) -> None:
     """Integrity of the catalog: exit 0 when it has no fault, 2 when it has."""
     known = hardware.load_catalog(catalog or (), strict=False)

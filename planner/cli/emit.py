@@ -31,8 +31,13 @@ def emit(
 
     from planner.emit import write_files
     from planner.engines.plan_facts import read_plan
+    from planner.plan_seal import EDITED, was_edited
+    from planner.report.console import complain
 
     if not out:
         raise InvalidValueError("--out is empty", "", "Name a folder, for example --out launch/.")
-    paths = [str(path) for path in write_files(read_plan(plan_file), Path(out), targets=target or (), force=force)]
+    plan = read_plan(plan_file)
+    paths = [str(path) for path in write_files(plan, Path(out), targets=target or (), force=force)]
+    if was_edited(plan):
+        complain(EDITED)
     typer.echo(json.dumps({"files": paths}, indent=2) if as_json else "\n".join(paths))

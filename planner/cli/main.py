@@ -21,6 +21,7 @@ EXIT_NO_READER = 141  # 128 + SIGPIPE, as programs end whose reader is gone
 def build_app() -> typer.Typer:
     """The whole command tree. Command modules import nothing heavy until they run."""
     from planner.cli import catalog, emit, model, serve
+    from planner.cli.once import OnceCommand
 
     app = typer.Typer(
         name="planner",
@@ -31,14 +32,14 @@ def build_app() -> typer.Typer:
         rich_markup_mode=None,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    app.command("solve")(serve.solve)
-    app.command("compare")(serve.compare)
-    app.command("estimate")(serve.estimate)
-    app.command("memory")(serve.memory)
-    app.command("emit")(emit.emit)
-    app.command("accuracy")(import_module("planner.cli.accuracy").accuracy)
-    app.command("validate")(import_module("planner.cli.validate").validate)
-    app.command("calibrate")(import_module("planner.cli.calibrate").calibrate)
+    app.command("solve", cls=OnceCommand)(serve.solve)
+    app.command("compare", cls=OnceCommand)(serve.compare)
+    app.command("estimate", cls=OnceCommand)(serve.estimate)
+    app.command("memory", cls=OnceCommand)(serve.memory)
+    app.command("emit", cls=OnceCommand)(emit.emit)
+    app.command("accuracy", cls=OnceCommand)(import_module("planner.cli.accuracy").accuracy)
+    app.command("validate", cls=OnceCommand)(import_module("planner.cli.validate").validate)
+    app.command("calibrate", cls=OnceCommand)(import_module("planner.cli.calibrate").calibrate)
     app.add_typer(catalog.app, name="catalog")
     app.add_typer(model.app, name="model")
     app.callback()(_root)
@@ -85,6 +86,8 @@ def run(arguments: list[str] | None = None) -> int:
             EXIT_BAD_INPUT,
         )
     except Exception as error:
+        if type(error).__name__ == "NoArgsIsHelpError":
+            return _help(error)
         if hasattr(error, "format_message") and hasattr(error, "exit_code"):
             return _fail(f"{error.format_message()} See `planner --help`.", EXIT_BAD_INPUT)
         if os.environ.get("PLANNER_TRACEBACK"):
@@ -93,6 +96,12 @@ def run(arguments: list[str] | None = None) -> int:
             f"a fault of planner itself: {type(error).__name__}: {error}. Set PLANNER_TRACEBACK=1 to see where, and please report it with your command.",
             EXIT_FAULT,
         )
+
+
+def _help(error: Any) -> int:
+    """A group without a command shows its help on stderr, in its own lines, with the exit code of the command line library."""
+    error.show()
+    return int(error.exit_code)
 
 
 def _drop_output() -> None:

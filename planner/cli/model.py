@@ -6,13 +6,15 @@ from typing import Annotated, Any
 
 import typer
 
+from planner.cli.once import OnceCommand
+
 app = typer.Typer(no_args_is_help=True, help="Models: what they are made of, and which are known offline.")
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 _SHOWN = ("bf16", "fp8", "int8-w8a8", "int4-awq", "bnb-nf4")
 
 
-@app.command()
+@app.command(cls=OnceCommand)
 def show(
     ref: Annotated[str, typer.Argument(help="Alias (70b), hub id (org/name), a config.json or a model folder.")],
     revision: Annotated[str | None, typer.Option(help="Revision on the hub.")] = None,
@@ -83,7 +85,7 @@ def _memory(model: Any) -> dict[str, Any]:
     }
 
 
-@app.command("list")
+@app.command("list", cls=OnceCommand)
 def list_models(
     search: Annotated[str, typer.Argument(help="Only models whose id or alias holds this text.")] = "",
     as_json: AsJson = False,

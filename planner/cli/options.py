@@ -74,7 +74,10 @@ LIMITS: Group = {
     ),
 }
 HARDWARE: Group = {
-    "on": _text("Own machines: 2xrtx-4090 (one machine), 8x8xa100-sxm-80 (8 machines of 8).", "--on"),
+    "on": _text(
+        "Own machines: 2xrtx-4090 (one machine), 8x8xa100-sxm-80 (8 machines of 8); kinds to choose among with commas.",
+        "--on",
+    ),
     "fabric_gbps": _text("Gbit/s between own machines.", "--fabric-gbps"),
     "provider": _many("Only this provider (repeatable, * as wildcard).", "--provider"),
     "region": _many("Only this region (repeatable, * as wildcard).", "--region"),

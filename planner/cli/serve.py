@@ -113,6 +113,10 @@ def compare(o: Given) -> int:
     from planner.estimator.corrections import CORRECTED
     from planner.report import console
 
+    if o["json"] and o["format"] not in ("table", "json"):
+        raise InvalidValueError(
+            f"--json and --format {o['format']} exclude each other", "one table is printed", "Drop one of them."
+        )
     shape = "json" if o["json"] else opt.one_of(o["format"], ("table", "json", "csv", "markdown"), "format")
     top = o["top"] if o["top"] is not None else 20 if shape == "table" else 0
     if top < 0:

@@ -110,6 +110,7 @@ def _device(o: Given) -> int:
 
 def _finish(plan: Any, found: Any, o: Given) -> int:
     """Write the validated plan where one is wanted, and print the parts."""
+    from planner.plan_seal import edit_notes
     from planner.report.validation import print_validation
     from planner.validate.dry import TOLERANCE_PERCENT
 
@@ -130,7 +131,7 @@ def _finish(plan: Any, found: Any, o: Given) -> int:
         ),
         "parts": rows,
         "peak_gib": found.peak_parts_gib,
-        "notes": list(found.notes),
+        "notes": [*found.notes, *edit_notes(plan)],
     }
     print_validation(plan.model.name, tree, str(out) if out else None, json=o["json"])
     return 0

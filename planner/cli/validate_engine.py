@@ -49,6 +49,7 @@ ENGINE: Group = {
 def engine_level(o: Given) -> int:
     """Run it, print it, write it into the plan."""
     from planner.engines.plan_facts import read_plan
+    from planner.plan_seal import edit_notes
     from planner.report.progress import progress
     from planner.report.validation import engine_tree, print_engine
     from planner.validate.engine import engine_run
@@ -60,6 +61,7 @@ def engine_level(o: Given) -> int:
         chosen = options_of(plan, o, launch)
         with progress() as tell:
             found = engine_run(plan, launch, chosen, tell)
+    found = replace(found, notes=(*found.notes, *edit_notes(plan)))
     write_plan(replace(plan, validation=found.validation()), out)
     print_engine(plan, engine_tree(found), str(out), json=o["json"])
     return 0 if found.held else EXIT_NO_PLAN

@@ -13,6 +13,7 @@ from planner.engines.records import EngineSpec, PrecisionSupport, engine
 from planner.errors import InvalidValueError, NoPlanError, PlanFileError
 from planner.models.checkpoints import all_checkpoints
 from planner.plan import Deployment, OfferChoice, Plan, ServeSettings
+from planner.plan_check import machines_in_use
 
 EXACT = {"bf16": "bfloat16", "fp16": "float16"}
 _CONTROL = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029]")
@@ -231,7 +232,7 @@ def _lay_out(plan: Plan, dep: Deployment, serve: ServeSettings, spec: EngineSpec
             f"{dep.engine} does not span machines", f"a replica needs {nodes}", "Plan with --engine vllm."
         )
     share = max(1, min(per_machine // per_replica, dep.data_parallel)) if nodes == 1 else 1
-    machines = dep.data_parallel * nodes if nodes > 1 else -(-dep.data_parallel // share)
+    machines = machines_in_use(per_machine, per_replica, dep.data_parallel)
     if machines > sum(o.count for o in dep.offers):
         raise PlanFileError(
             f"the replicas need {machines} machines", f"the plan has {sum(o.count for o in dep.offers)}", "Solve again."

@@ -8,11 +8,21 @@ import shlex
 from planner.emit.balancer import LISTEN, endpoints
 from planner.emit.layout import Layout
 from planner.emit.text import HEADER
+from planner.plan import Plan
+from planner.plan_seal import EDITED, was_edited
 
 
 def table_row(name: str, value: object) -> str:
     """One row of a Markdown table of two columns."""
     return f"| {name} | {str(value).replace('|', chr(92) + '|')} |"
+
+
+def figures(plan: Plan, money: str) -> list[str]:
+    """Rows of what is predicted and what it costs (money; '' = not said); of an edited plan one that says they are not of this deployment."""
+    if was_edited(plan):
+        return [table_row("predicted", f"not for this deployment: {EDITED}. Solve or estimate again.")]
+    rows = [table_row(name, f"{r.value:.4g} ({r.low:.4g} to {r.high:.4g})") for name, r in plan.predicted.items()]
+    return [*rows, table_row("cost", money)] if money else rows
 
 
 def launch_md(layout: Layout, names: list[str], skipped: dict[str, str]) -> str:
@@ -32,10 +42,8 @@ def launch_md(layout: Layout, names: list[str], skipped: dict[str, str]) -> str:
         where = f"{offer.provider} {offer.region} {offer.tier}"
         price = f"{where}, {offer.usd_per_hour:.2f} USD/h each, seen {offer.observed_at}"
         rows.append(table_row("machines", f"{machine}, {'your own' if layout.owned else price}"))
-    for name, value in plan.predicted.items():
-        rows.append(table_row(name, f"{value.value:.4g} ({value.low:.4g} to {value.high:.4g})"))
-    if plan.cost is not None and not layout.owned:
-        rows.append(table_row("cost", f"{plan.cost.usd_per_hour:.2f} USD/h"))
+    money = f"{plan.cost.usd_per_hour:.2f} USD/h" if plan.cost is not None and not layout.owned else ""
+    rows += figures(plan, money)
     return "\n".join(
         [
             f"<!-- {HEADER} -->",

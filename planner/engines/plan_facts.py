@@ -1,25 +1,24 @@
 """A plan file that was edited by hand: its values must agree with each other and name what exists.
 
-`planner.plan.load_plan` reads the tree and its numbers; here names and rules of models, GPUs, engines and frameworks are held against it.
+`planner.plan.load_plan` reads the tree, its names and its numbers; here models, machines, engines and frameworks are held against it
+(plan_serving.py, plan_training.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
-from planner.engines.records import engine
-from planner.engines.training import WRITTEN_PRECISIONS, Framework, framework
-from planner.errors import PlanFileError, UnknownNameError
+from planner.engines.plan_serving import check_serving
+from planner.engines.plan_training import check_training
+from planner.engines.plan_words import MEND, wrong
+from planner.errors import UnknownNameError
 from planner.hardware.catalog import load_catalog
+from planner.hardware.records import Catalog, Gpu
+from planner.models.limits import expert_parallel_problem, pipeline_parallel_problem, tensor_parallel_problem
+from planner.models.load import load_model
 from planner.models.lookup import find
-from planner.models.precision import kv_dtype, precision
-from planner.plan import Deployment, Plan, TrainSettings, load_plan
+from planner.plan import Deployment, OfferChoice, Plan, load_plan
 from planner.plan_check import short
-from planner.request import OFFLOADS
-
-MEND = "Solve again, or mend that field."
 
 
 def read_plan(path: str | Path) -> Plan:
@@ -35,22 +34,12 @@ def check_plan(plan: Plan) -> None:
     dep = plan.deployment
     if dep is None:
         return
-    _check_gpus(plan, dep)
+    gpus = _check_machines(plan, dep)
     if dep.train is not None:
-        _check_training(plan, dep, dep.train)
-    else:
-        _check_serving(plan, dep)
-
-
-def wrong(what: str, why: str, next_step: str = MEND) -> PlanFileError:
-    """An error in the words of a plan file."""
-    return PlanFileError(what, why, next_step)
-
-
-def _known(field: str, value: Any, names: Iterable[str]) -> None:
-    """UnknownNameError, with the nearest names, for a value that is none of them."""
-    if value not in (pool := tuple(names)):
-        raise UnknownNameError(f"{field} of the plan", str(value), pool, MEND)
+        check_training(plan, dep, dep.train, gpus)
+    elif dep.serve is not None:
+        check_serving(plan, dep, dep.serve, gpus)
+    _check_degrees(plan, dep)
 
 
 def _check_model(plan: Plan) -> None:
@@ -69,69 +58,54 @@ def _check_model(plan: Plan) -> None:
         )
 
 
-def _check_gpus(plan: Plan, dep: Deployment) -> None:
-    """GPUs of the offers exist in the catalog of the plan. Left out where a folder of --catalog is gone: it may have held them."""
+def _check_machines(plan: Plan, dep: Deployment) -> tuple[Gpu, ...]:
+    """GPUs and machines of the offers exist in the catalog of the plan; the GPUs. Left out, with no GPUs, where a folder of --catalog is
+    gone: it may have held them."""
+    kinds = sorted({offer.gpu for offer in dep.offers})
+    if len(kinds) > 1:
+        raise wrong(f"deployment.offers of the plan mix {' and '.join(kinds)}", "a plan runs on one kind of GPU")
     hardware = plan.request.get("hardware")
     folders = (hardware.get("catalog_dirs") if isinstance(hardware, dict) else None) or ()
     if not isinstance(folders, list | tuple) or not all(isinstance(f, str) and Path(f).is_dir() for f in folders):
-        return
+        return ()
     catalog = load_catalog(tuple(folders))
     for offer in dep.offers:
         if offer.gpu not in catalog.gpus:
             raise UnknownNameError(
                 "GPU of the plan", offer.gpu, catalog.gpus, "Solve again, or mend deployment.offers."
             )
+        _check_instance(offer, catalog)
+    return tuple(catalog.gpus[name] for name in kinds)
 
 
-def _check_serving(plan: Plan, dep: Deployment) -> None:
-    try:
-        engine(dep.engine)
-        precision(dep.precision)
-        kv_dtype(dep.kv_cache_dtype)
-    except UnknownNameError as error:
-        raise UnknownNameError(f"{error.kind} of the plan", error.name, error.suggestions, MEND) from None
-    serve = dep.serve
-    if serve is not None and 0 < plan.model.max_context < serve.max_model_len:
+def _check_instance(offer: OfferChoice, catalog: Catalog) -> None:
+    """A machine type that the catalog knows has the GPUs that the offer says."""
+    known = {
+        (i.gpu.name, i.gpu_count)
+        for i in catalog.instances
+        if (i.provider, i.name) == (offer.provider, offer.instance_type)
+    }
+    if known and (offer.gpu, offer.gpus_per_instance) not in known:
+        have = " or ".join(f"{count}x {gpu}" for gpu, count in sorted(known))
         raise wrong(
-            f"deployment.serve.max_model_len of the plan is {serve.max_model_len}",
-            f"{plan.model.name} reads at most {plan.model.max_context} tokens",
-        )
+            f"deployment.offers of the plan say that {offer.provider} {short(offer.instance_type)} has {offer.gpus_per_instance}x {offer.gpu}",
+            f"it has {have}",
+        )  # fmt: skip
 
 
-def _check_training(plan: Plan, dep: Deployment, train: TrainSettings) -> None:
-    try:
-        stack = framework(dep.engine)
-    except UnknownNameError as error:
-        raise UnknownNameError(f"{error.kind} of the plan", error.name, error.suggestions, MEND) from None
-    _known("precision", dep.precision, dict.fromkeys((*stack.precisions, *WRITTEN_PRECISIONS)))
-    _known("optimizer", train.optimizer, stack.optimizers)
-    _known("method", train.method, stack.methods)
-    _known("offload", train.offload, OFFLOADS)
-    _check_stage(dep, train, stack)
-    if 0 < plan.model.max_context < train.seq_len:
-        raise wrong(
-            f"deployment.train.seq_len of the plan is {train.seq_len}",
-            f"{plan.model.name} reads at most {plan.model.max_context} tokens",
-        )
-    if train.checkpoint_interval > plan.model.layers:
-        raise wrong(
-            f"deployment.train.checkpoint_interval of the plan is {train.checkpoint_interval}",
-            f"{plan.model.name} has {plan.model.layers} layers",
-        )
+def _check_degrees(plan: Plan, dep: Deployment) -> None:
+    """Tensor, pipeline and expert parallelism are degrees that the model has, where the registry knows it."""
+    if find(plan.model.hf_id) is None:
+        return
+    model = load_model(plan.model.hf_id, offline=True)
+    for name, rule in (
+        ("tensor_parallel", tensor_parallel_problem),
+        ("pipeline_parallel", pipeline_parallel_problem),
+        ("expert_parallel", expert_parallel_problem),
+    ):
+        reason = rule(model, getattr(dep, name))
+        if reason is not None:
+            raise wrong(f"deployment.{name} of the plan is {getattr(dep, name)}", reason)
 
 
-def _check_stage(dep: Deployment, train: TrainSettings, stack: Framework) -> None:
-    """The ZeRO stage is one that the framework has, beside the plan's pipeline, tensor parallelism and offload."""
-    found: list[tuple[tuple[int, ...], str]] = [(stack.zero_stages, "")]
-    if dep.pipeline_parallel > 1:
-        found.append((stack.zero_with_pipeline, " with pipeline parallelism"))
-    if dep.tensor_parallel > 1:
-        found.append((stack.zero_with_tensor, " with tensor parallelism"))
-    if train.offload != "none":
-        found.append((stack.offloads.get(train.offload, ()), f" with offload of {train.offload}"))
-    for stages, beside in found:
-        if train.zero_stage not in stages:
-            known = f"stages {', '.join(map(str, stages))}" if stages else "no ZeRO stage"
-            raise wrong(
-                f"deployment.train.zero_stage of the plan is {train.zero_stage}", f"{dep.engine} has {known}{beside}"
-            )
+__all__ = ["MEND", "check_plan", "read_plan"]

@@ -26,10 +26,11 @@ import numpy as np
 from planner.errors import InvalidValueError
 from planner.estimator.memory.rules import memory_rules
 from planner.estimator.time.surfaces import FloatArray
-from planner.estimator.uncertainty import calibration_spread
+from planner.estimator.uncertainty import calibration_spread, training_ranges
 from planner.hardware.records import Catalog, Correction, Gpu
-from planner.plan import Deployment, Plan
+from planner.plan import Deployment, Plan, Range
 from planner.plan_check import LARGEST, short
+from planner.plan_seal import EDITED, was_edited
 
 if TYPE_CHECKING:  # training is loaded by those who train
     from planner.engines.training import Framework
@@ -40,7 +41,9 @@ if TYPE_CHECKING:  # training is loaded by those who train
 Z80 = 1.2816
 TIMES = {"serve": ("ttft_ms", "tpot_ms"), "train": ("step_time_s",)}
 MEMORY = "peak_memory_gib"
-_APPLIED = re.compile(r"^(\S+) on (\S+): (\S+) x ([0-9.eE+-]+) ")
+_APPLIED = re.compile(r"^(\S+) on (\S+): (\S+) x ([0-9.eE+-]+) \(80%: ([0-9.eE+-]+) \.\. ([0-9.eE+-]+)\)")
+FILLS = "the engine fills the share of memory that it is told to"
+UNMEASURED = "nobody measured what this engine holds under load"
 
 
 Solved = Callable[[Plan, Catalog, Mapping[str, float], Mapping[str, float]], dict[str, float] | None]
@@ -76,6 +79,10 @@ def records_of(plan: Plan, file: str) -> list[Record]:
         raise InvalidValueError(
             f"{file} holds no validation", "", "Write one with: planner validate PLAN --level device --out FILE."
         )
+    if was_edited(plan):
+        raise InvalidValueError(
+            f"{file} corrects nothing", EDITED, "Solve again, validate that plan, and give it to --calibration."
+        )
     gpu, found = dep.offers[0].gpu, []
     for metric in (*TIMES[plan.task], MEMORY):
         measured = validation["measured"].get(metric)
@@ -87,7 +94,8 @@ def records_of(plan: Plan, file: str) -> list[Record]:
                 f"{file}: validation.measured.{metric} is {short(measured)}", f"it must be a number above 0 and up to {LARGEST:g}",
                 "Validate again, or mend that field.",
             )  # fmt: skip
-        before = predicted / _applied(plan, gpu, dep.engine, metric)
+        carried = _applied(plan, gpu, dep.engine, metric)
+        before = predicted / (carried.factor if carried is not None else 1.0)
         found.append(Record(gpu, dep.engine, metric, log(float(measured) / before), file))
     if not found:
         raise InvalidValueError(
@@ -156,12 +164,27 @@ def needed_gib(plan: Plan) -> float:
     return m.weights_gib + m.activations_gib * share + m.runtime_gib + cached * m.kv_cache_gib
 
 
-def _applied(plan: Plan, gpu: str, engine: str, metric: str) -> float:
+def peak_range(plan: Plan) -> tuple[Range | float | None, str]:
+    """peak_gib with its 80% interval (of the plan's own correction, else of all measured training runs), or without one and why."""
+    value, dep = peak_gib(plan), plan.deployment
+    if value is None or dep is None:
+        return None, ""
+    if _fills_a_budget(plan):
+        return value, FILLS
+    found = _applied(plan, dep.offers[0].gpu, dep.engine, MEMORY)
+    if found is None and plan.task != "train":
+        return value, UNMEASURED
+    low, high = (found.low, found.high) if found is not None else training_ranges("memory")
+    return Range(value, value * low, value * high), ""
+
+
+def _applied(plan: Plan, gpu: str, engine: str, metric: str) -> Correction | None:
+    """The correction that a prediction of the plan carries, as its provenance says; None where it carries none."""
     for line in plan.provenance.calibration:
         found = _APPLIED.match(line)
         if found and found.group(1, 2, 3) == (engine, gpu, metric):
-            return float(found[4])
-    return 1.0
+            return Correction(float(found[4]), float(found[5]), float(found[6]), 1)
+    return None
 
 
 def composed(

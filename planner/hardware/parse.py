@@ -152,7 +152,7 @@ def parse_links(file: CatalogFile, below: Mapping[str, Link]) -> dict[str, Link]
 _GPU_FIELDS = (
     "vendor", "architecture", "compute_capability", "memory_gb", "usable_gib", "bandwidth_gb_per_s", "pcie_gen",
     "tdp_w", "peak_tflops", "default_link", "bridge_link", "aliases", "unverified", "source", "caveat", "measured",
-    "cpu_threads",
+    "cpu_threads", "matmul_tflops",
 )  # fmt: skip
 
 
@@ -179,7 +179,8 @@ def parse_gpus(file: CatalogFile, links: Mapping[str, Link]) -> dict[str, Gpu]:
             memory_gb=memory_gb,
             usable_gib=usable_gib,
             bandwidth_gb_per_s=row.number("bandwidth_gb_per_s"),
-            peak_tflops=_peaks(row),
+            peak_tflops=(peaks := _rates(row, "peak_tflops")),
+            matmul_tflops=_matmul(row, peaks),
             compute_capability=row.optional_number("compute_capability"),
             pcie_gen=row.optional_count("pcie_gen", most=9) or 4,
             tdp_w=row.optional_number("tdp_w"),
@@ -210,13 +211,23 @@ def _measured(row: Row) -> dict[str, float]:
     return {name: sub.number(name, zero=True) for name in values}
 
 
-def _peaks(row: Row) -> dict[str, float]:
-    peaks = row.data.get("peak_tflops")
-    if not isinstance(peaks, dict) or not peaks:
-        raise row.fail("peak_tflops", "must map compute dtypes to dense 1e12 operations/s")
-    sub = Row(row.file, f"{row.where}, peak_tflops", peaks)
+def _rates(row: Row, field: str) -> dict[str, float]:
+    """Rates by compute dtype."""
+    rates = row.data.get(field)
+    if not isinstance(rates, dict) or not rates:
+        raise row.fail(field, "must map compute dtypes to dense 1e12 operations/s")
+    sub = Row(row.file, f"{row.where}, {field}", rates)
     sub.only(*COMPUTE_DTYPES)
-    return {dtype: sub.number(dtype) for dtype in peaks}
+    return {dtype: sub.number(dtype) for dtype in rates}
+
+
+def _matmul(row: Row, peaks: Mapping[str, float]) -> dict[str, float]:
+    """Measured rates of matrix products, none above the peak; {} where nobody measured one."""
+    rates = _rates(row, "matmul_tflops") if "matmul_tflops" in row.data else {}
+    for dtype, rate in rates.items():
+        if rate > peaks.get(dtype, 0.0):
+            raise row.fail("matmul_tflops", f"{dtype}: {rate:g} is above the peak of {peaks.get(dtype, 0.0):g}")
+    return rates
 
 
 _INSTANCE_OPTIONAL = (

@@ -48,7 +48,8 @@ class Gpu:
     """One accelerator as the software sees it (an MI250 is two of these per package).
 
     peak_tflops: dense rates with fp32 accumulate, by compute dtype (fp32, tf32, fp16, bf16, fp8, int8, fp4);
-    a dtype that is absent has no tensor hardware. memory_gb is the label, usable_gib what an engine finds.
+    a dtype that is absent has no tensor hardware. matmul_tflops: the best rate of a matrix product that was measured, by compute dtype,
+    where it is far from the peak (the surface of a relative would promise more). memory_gb is the label, usable_gib what an engine finds.
     default_link: name of the link between several of these in one machine; bridge_link: with an NVLink bridge added.
     unverified: fields whose value no restatable source confirms ('p2p' = peer access over PCIe).
     kernels: its own measured surface, None = packaged or borrowed. measured: constants of the time model that were measured
@@ -76,6 +77,7 @@ class Gpu:
     measured: dict[str, float] = field(default_factory=dict)
     cpu_threads: int | None = None
     corrections: dict[str, Correction] = field(default_factory=dict)
+    matmul_tflops: dict[str, float] = field(default_factory=dict)
 
     def __hash__(self) -> int:
         return hash(self.name)

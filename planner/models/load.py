@@ -34,6 +34,15 @@ def load_model(ref: str, *, revision: str | None = None, token: str | None = Non
         )
     if _looks_like_path(text):
         return _from_path(Path(text).expanduser())
+    if revision == "":
+        raise ModelConfigError("--revision is empty", "", "Write for example --revision main, or drop it.")
+    known = find(text)
+    if revision is not None and known is not None and not _HUB_ID.fullmatch(text):
+        raise ModelConfigError(
+            f"--revision needs the hub, which knows {text!r} as {known[1]}",
+            "",
+            f"Write {known[1]}, or drop --revision.",
+        )
     if revision is None:
         found = _from_registry(text)
         if found is not None:

@@ -47,6 +47,7 @@ def gpu_facts(gpu: Gpu) -> Facts:
         "usable_gib": gpu.usable_gib,
         "bandwidth_gb_per_s": gpu.bandwidth_gb_per_s,
         "peak_tflops_dense": gpu.peak_tflops,
+        **({"matmul_tflops": gpu.matmul_tflops} if gpu.matmul_tflops else {}),
         "pcie_gen": gpu.pcie_gen,
         "tdp_w": gpu.tdp_w,
         "default_link": gpu.default_link,

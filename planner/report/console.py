@@ -175,7 +175,9 @@ def _show_answer(plan: Plan) -> None:
     say("")
     load = "" if d.train is not None else " at the planned load"
     _block(f"Predicted{load} (80% interval):", predictions(plan.predicted), bullets=False)
-    memory = training.memory_lines(plan.memory) if d.train is not None else memory_lines(plan.memory)
+    if hint := latency_hint(plan):
+        say(f"  {hint}")
+    memory = training.memory_lines(plan.memory, d) if d.train is not None else memory_lines(plan.memory)
     _block("Memory per GPU:", memory, bullets=False)
     _block("What holds this answer where it is:", plan.binding)
     _block("Assumed:", plan.assumptions)
@@ -188,9 +190,23 @@ def _show_answer(plan: Plan) -> None:
             say(wrapped(f"{a.kind}: {machines(a.deployment)}; {brief(a.deployment)}: {a.why_not}"))
 
 
+def latency_hint(plan: Plan) -> str:
+    """One line where a serving request left every latency open; empty where it limits one, or asks for the fastest answer."""
+    limits = dict(plan.request.get("limits") or {})
+    asked = any(limits.get(name) is not None for name in ("ttft_s", "tpot_s", "e2e_s"))
+    if plan.task != "serve" or asked or plan.request.get("goal") == "fastest":
+        return ""
+    return "No latency was limited, so it may be long: --latency 500ms (TTFT p95), --tpot 50ms and --e2e 10s limit it."
+
+
 def _show_infeasible(plan: Plan) -> None:
     say(_model_line(plan))
-    say("No plan keeps all limits.")
+    proved = plan.solver.status == "INFEASIBLE"
+    say(
+        "No plan keeps all limits."
+        if proved
+        else "No plan was found, and the time ended before a proof that there is none."
+    )
     if plan.infeasible is None:
         raise PlannerError("the plan does not say why it is infeasible")
     _block("These clash:", plan.infeasible.core)
@@ -302,7 +318,11 @@ def show_estimate(e: Estimate, *, json: bool) -> None:
         )
     trains = e.deployment.train is not None
     _block("Predicted (80% interval):", predictions(e.predicted), bullets=False)
-    _block("Memory per GPU:", training.memory_lines(e.memory) if trains else memory_lines(e.memory), bullets=False)
+    _block(
+        "Memory per GPU:",
+        training.memory_lines(e.memory, e.deployment) if trains else memory_lines(e.memory),
+        bullets=False,
+    )
     _block("Assumed:", e.assumptions)
     _block("Beware:", e.warnings)
 
@@ -314,6 +334,8 @@ def show_memory(r: MemoryReport, *, json: bool) -> None:
         return
     say(r.title)
     _print_table(["part", "GiB per GPU"], [[name, f"{gib:.2f}"] for name, gib in r.parts])
+    if r.host_parts:
+        _print_table(["in host memory", "GiB per machine"], [[name, f"{gib:.2f}"] for name, gib in r.host_parts])
     say(
         ("FITS" if r.fits else "DOES NOT FIT")
         + f": {r.required_gib:.2f} GiB needed, {r.capacity_gib:.2f} GiB may be used of {r.usable_gib:.2f} GiB."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from planner.plan import Cost, Deployment, MemoryUse, Range, stage_words
+from planner.plan import Cost, Deployment, MemoryUse, Range, on_host, stage_words
 from planner.units import format_duration
 
 if TYPE_CHECKING:
@@ -56,12 +56,13 @@ def predictions(p: dict[str, Range]) -> list[str]:
     ]
 
 
-def memory_lines(m: MemoryUse) -> list[str]:
-    """Memory of the fullest GPU at its worst moment, part by part, and of the host."""
-    host = "" if m.host_ram_gib is None else f"; host memory {m.host_ram_gib:,.0f} GiB per machine"
+def memory_lines(m: MemoryUse, d: Deployment) -> list[str]:
+    """Memory of the fullest GPU at its worst moment, part by part, and in a line of its own of the host."""
+    host = [] if m.host_ram_gib is None else [f"host memory {m.host_ram_gib:,.0f} GiB per machine: {on_host(d.train)}"]
     return [
         f"weights {m.weights_gib:.2f} + gradients {m.gradients_gib:.2f} + optimizer {m.optimizer_gib:.2f} + activations {m.activations_gib:.2f}"
-        f" + the rest {m.runtime_gib:.2f} = {m.total_gib:.2f} of {m.gpu_usable_gib:.2f} GiB at the worst moment{host}"
+        f" + the rest {m.runtime_gib:.2f} = {m.total_gib:.2f} of {m.gpu_usable_gib:.2f} GiB at the worst moment",
+        *host,
     ]
 
 

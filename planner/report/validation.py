@@ -38,7 +38,7 @@ def engine_tree(found: Any) -> dict[str, Any]:
     """An engine run as a tree for --json."""
     rows = [
         {"name": r.name, "unit": r.unit, "predicted": r.predicted, "low": r.low, "high": r.high, "measured": r.measured,
-         "error_percent": r.error_percent, "inside": r.inside}
+         "error_percent": r.error_percent, "inside": r.inside, "no_interval": r.no_range}
         for r in found.rows
     ]  # fmt: skip
     verdicts = [
@@ -71,6 +71,9 @@ def print_engine(plan: Any, tree: dict[str, Any], written: str | None, *, json: 
             f"  {row['name']:<26}{_short(row['predicted']):>12}{span:>24}{_short(row['measured']):>12}  "
             f"{row['unit']:<9}{error:>10}{mark}"
         )
+    for why in dict.fromkeys(row["no_interval"] for row in tree["rows"] if row["low"] is None):
+        names = ", ".join(row["name"] for row in tree["rows"] if row["low"] is None and row["no_interval"] == why)
+        say(f"  {names}: no interval, {why}")
     others = {k: v for k, v in tree["validation"]["measured"].items() if k.endswith(("_p50", "_p95", "_p99"))}
     if others:
         say("  measured percentiles, ms:")

@@ -107,7 +107,8 @@ def _nothing(study: Study) -> InvalidValueError | NoPlanError:
 
 @dataclass(frozen=True)
 class MemoryReport:
-    """Memory of one configuration on the fullest GPU. parts: (name, GiB); most_sequences: full-length requests at once."""
+    """Memory of one configuration on the fullest GPU. parts: (name, GiB), whose sum is required_gib; host_parts: the same of a machine's
+    host memory (training); most_sequences: full-length requests at once."""
 
     title: str
     parts: tuple[tuple[str, float], ...]
@@ -121,6 +122,7 @@ class MemoryReport:
     most_sequences: int
     max_model_len: int
     notes: tuple[str, ...]
+    host_parts: tuple[tuple[str, float], ...] = ()
 
 
 SEQUENCES = (64, 32, 16, 8, 4, 2, 1)
@@ -165,12 +167,25 @@ def _memory_with(request: ServeRequest, model: ModelSpec, catalog: Catalog, sequ
     return _memory_report(pairs, which, model, sequences)
 
 
+def _cache_row(pairs: Pairs, which: IntArray, sequences: int, needed_bytes: float) -> tuple[str, float]:
+    """What the needed cache is of, in words, and its bytes per token: so many mean requests, or one as long as the engine accepts."""
+    settings = pairs.settings
+    longest = float(pairs.memory(which, np.array([1], dtype=np.int64)).kv_needed_bytes[0])
+    if needed_bytes <= longest:
+        return (
+            f"KV cache of one request of {settings.max_model_len} tokens, the longest",
+            longest / settings.max_model_len,
+        )
+    tokens = settings.tokens_per_sequence
+    return f"KV cache of {sequences} requests of {tokens} tokens", needed_bytes / (sequences * tokens)
+
+
 def _memory_report(pairs: Pairs, which: IntArray, model: ModelSpec, sequences: int) -> MemoryReport:
     m = pairs.memory(which, np.array([sequences], dtype=np.int64))
     g = {name: float(np.asarray(getattr(m, name)).reshape(-1)[0]) for name in m.__dataclass_fields__}
     shard, engine = pairs.shards[int(pairs.shard[which[0]])], pairs.engines[int(pairs.engine[which[0]])]
     settings = pairs.settings
-    per_sequence = g["kv_needed_bytes"] / sequences
+    cache, bytes_per_token = _cache_row(pairs, which, sequences, g["kv_needed_bytes"])
     groups = int(pairs.groups[which[0]])
     most = int(g["kv_pool_tokens"] // settings.tokens_per_sequence) * groups
     pp = f" PP{shard.pipeline_parallel}" if shard.pipeline_parallel > 1 else ""
@@ -181,7 +196,7 @@ def _memory_report(pairs: Pairs, which: IntArray, model: ModelSpec, sequences: i
     needed = g["kv_needed_bytes"]
     parts = (
         ("weights", g["weights_bytes"]),
-        (f"KV cache of {sequences} requests of {settings.tokens_per_sequence} tokens", needed),
+        (cache, needed),
         ("activations and logits", g["activation_bytes"]),
         ("context and communication", g["runtime_bytes"]),
         ("CUDA graphs", g["graphs_bytes"]),
@@ -202,7 +217,7 @@ def _memory_report(pairs: Pairs, which: IntArray, model: ModelSpec, sequences: i
         round(g["usable_bytes"] / GIB, 3),
         round(g["kv_pool_bytes"] / GIB, 3),
         int(g["kv_pool_tokens"]) * groups,
-        round(per_sequence / settings.tokens_per_sequence, 1),
+        round(bytes_per_token, 1),
         most,
         settings.max_model_len,
         tuple(notes),

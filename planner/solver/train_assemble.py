@@ -6,6 +6,7 @@ import numpy as np
 
 from planner.estimator.cost.training import run_cost_usd, run_steps
 from planner.estimator.intervals import INVERSE, training_interval, training_margins
+from planner.estimator.memory.training import TrainMemory
 from planner.estimator.train_stages import split_layers
 from planner.plan import Cost, Deployment, MemoryUse, Range, TrainSettings
 from planner.request import OFFLOADS, TrainRequest
@@ -81,28 +82,41 @@ def layers_per_stage(study: TrainStudy, row: int) -> tuple[int, ...]:
     return split_layers(study.model, seq_len, int(r.pipeline_parallel[0]), framework.uneven_stages)
 
 
+PARTS = ("peak_weights", "peak_gradients", "peak_optimizer", "activations", "logits", "buffers", "runtime")
+
+
+def parts_at_peak(memory: TrainMemory, i: int, peak_bytes: float) -> dict[str, float]:
+    """Bytes of PARTS of a row, whose sum is peak_bytes. A peak corrected by measurement differs from their own sum: runtime carries what
+    is above it or below; where that is more than runtime and buffers, all parts shrink alike."""
+    found = {name: float(getattr(memory, f"{name}_bytes")[i]) for name in PARTS}
+    fixed = sum(found[name] for name in PARTS[:-2])
+    share = min(1.0, peak_bytes / fixed) if fixed else 1.0
+    rest = max(peak_bytes - share * fixed, 0.0)
+    buffers = min(found["buffers"], rest)
+    return {**{name: share * found[name] for name in PARTS}, "buffers": buffers, "runtime": rest - buffers}
+
+
 def memory_use(study: TrainStudy, row: int) -> MemoryUse:
     """Memory of the fullest GPU at its worst moment; host RAM per machine."""
     block, i = at(study, row)
     m, peak = block.memory, float(block.memory.peak_bytes[i]) / margins_of(study, row)[1]
+    part = parts_at_peak(m, i, peak)
 
     def gib(value: float) -> float:
         return round(float(value) / GIB, 3)
 
-    activations = m.activations_bytes[i] + m.logits_bytes[i]
-    parts = m.weights_bytes[i] + m.gradients_bytes[i] + m.optimizer_bytes[i] + activations
     return MemoryUse(
         gpu_usable_gib=gib(m.usable_bytes[i]),
-        weights_gib=gib(m.weights_bytes[i]),
+        weights_gib=gib(part["peak_weights"]),
         kv_cache_gib=0.0,
-        activations_gib=gib(activations),
-        runtime_gib=gib(max(float(peak - parts), 0.0)),
+        activations_gib=gib(part["activations"] + part["logits"]),
+        runtime_gib=gib(part["buffers"] + part["runtime"]),
         total_gib=gib(peak),
         headroom_gib=gib(m.usable_bytes[i] - peak),
         kv_cache_tokens=0,
         host_ram_gib=gib(m.host_ram_bytes[i]),
-        gradients_gib=gib(m.gradients_bytes[i]),
-        optimizer_gib=gib(m.optimizer_bytes[i]),
+        gradients_gib=gib(part["peak_gradients"]),
+        optimizer_gib=gib(part["peak_optimizer"]),
     )
 
 

@@ -10,13 +10,14 @@ from planner.errors import InvalidValueError
 from planner.estimator.corrections import calibration_notes
 from planner.hardware.records import Catalog
 from planner.models.spec import ModelSpec
+from planner.plan import on_host
 from planner.request import TrainLimits, TrainRequest
 from planner.solver import train_assemble, train_words
 from planner.solver.compare import Choice
 from planner.solver.ranking import rank
 from planner.solver.single import Estimate, MemoryReport
+from planner.solver.train_explain import WIDE
 from planner.solver.train_study import TrainStudy, make_train_study
-from planner.solver.training import WIDE
 from planner.units import GIB
 
 
@@ -65,15 +66,22 @@ def memory_training(request: TrainRequest, model: ModelSpec, catalog: Catalog) -
     study, row = _best_row(request, model, catalog)
     block, i = train_assemble.at(study, row)
     m = block.memory
-    names = ("weights", "gradients", "optimizer", "activations", "logits", "buffers", "runtime")
-    parts = tuple((name, round(float(getattr(m, f"{name}_bytes")[i]) / GIB, 3)) for name in names)
     peak, usable = float(m.peak_bytes[i]), float(m.usable_bytes[i])
+    found = train_assemble.parts_at_peak(m, i, peak)
+    parts = tuple((name.removeprefix("peak_"), round(value / GIB, 3)) for name, value in found.items())
+    train = train_assemble.deployment(study, row).train
     ram = study.offers[int(study.problem.rows.hardware[row])].host_ram_gib
     host = float(m.host_ram_bytes[i]) / GIB
     notes = [
         f"The worst moment is {MOMENTS[int(m.worst_moment[i])]}; between steps {float(m.steady_bytes[i]) / GIB:.2f} GiB stay."
     ]
-    notes.append(f"Host memory: {host:,.0f} GiB per machine" + ("." if ram is None else f" of {ram:,.0f} GiB."))
+    later = float(m.gradients_bytes[i]) - found["peak_gradients"]
+    if later > 0:
+        notes.append(
+            f"{later / GIB:.2f} GiB of gradients are not there at that moment; they take the place of what is then freed."
+        )
+    if ram is not None:
+        notes.append(f"A machine has {ram:,.0f} GiB of host memory.")
     if peak > usable:
         notes.append(
             "Raise --zero-stage, set --checkpoint-interval 1, add --offload optimizer, lower --micro-batch-size, or take more GPUs."
@@ -92,6 +100,7 @@ def memory_training(request: TrainRequest, model: ModelSpec, catalog: Catalog) -
         0,
         request.job.seq_len,
         tuple(notes),
+        host_parts=((on_host(train), round(host, 3)),),
     )
 
 

@@ -21,16 +21,19 @@ from planner.models.flops import least_training_flops
 from planner.models.spec import ModelSpec
 from planner.plan import Deployment
 from planner.request import TrainRequest
-from planner.solver.problem import TIE_PERCENT, Problem
-from planner.solver.train_block import NEAR_MISS, NOT_IN_TIME, estimate_block
+from planner.solver.problem import TIE_PERCENT, LimitName, Problem
+from planner.solver.train_block import ENDLESS, NEAR_MISS, NOT_IN_TIME, estimate_block
 from planner.solver.train_integers import quantise
-from planner.solver.train_site import Block, Site, best_value, cheapest_usd_per_hour
+from planner.solver.train_site import LONGEST_S, Block, Site, best_value, cheapest_usd_per_hour
 from planner.space.hardware_classes import HardwareClass, group_offers, offer_limit
 from planner.space.train_candidates import machine_counts
 from planner.units import TERA
 
 MAX_UTILISATION = 0.9
 MAX_GPUS = 2048
+DEARER = (
+    "dearer offer of equal hardware"  # left out beside one that can do the same: never the reason that there is no plan
+)
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,23 @@ def bound(request: TrainRequest, model: ModelSpec, hw: HardwareClass, machines: 
     """What the goal cannot go below on this hardware: USD of the run for `cheapest`, its seconds else."""
     seconds = least_seconds(model, request, hw, machines)
     return seconds / 3600 * machines * cheapest_usd_per_hour(hw) if request.goal == "cheapest" else seconds
+
+
+def bounds(request: TrainRequest, model: ModelSpec, classes: Sequence[HardwareClass]) -> tuple[float, float]:
+    """(seconds, USD) that no run of the request goes below on any of its hardware; infinite where there is none."""
+    found = [(h, n) for _, h, n in placements(request, model, classes)]
+    seconds = [least_seconds(model, request, classes[h], n) for h, n in found]
+    usd = [s / 3600 * n * cheapest_usd_per_hour(classes[h]) for s, (h, n) in zip(seconds, found, strict=True)]
+    return min(seconds, default=float("inf")), min(usd, default=float("inf"))
+
+
+def beyond_bounds(request: TrainRequest, found: tuple[float, float]) -> tuple[LimitName, ...]:
+    """Limits that the bounds (seconds, USD) prove impossible, each by itself."""
+    limits: tuple[tuple[LimitName, float, float | None], ...] = (
+        ("deadline", found[0], request.limits.deadline_s),
+        ("budget", found[1], request.limits.budget_usd),
+    )
+    return tuple(name for name, least, limit in limits if limit is not None and least > limit)
 
 
 def placements(
@@ -138,12 +158,17 @@ def make_train_study(
     ends = time.perf_counter() + request.time_limit_s
     classes, merged = group_offers(find_train_offers(request, catalog), host_memory=True)
     stacks = tuple(frameworks().values())
-    pruned: Counter[str] = Counter({"dearer offer of equal hardware": merged})
+    pruned: Counter[str] = Counter({DEARER: merged})
     hurdle = _Hurdle.of(request, per_class, explain)
     blocks: list[Block] = []
     seen = 0
+    impossible = not explain and beyond_bounds(request, bounds(request, model, classes))
     for low, h, machines in placements(request, model, classes):
         hopeless = hurdle.hopeless(low, h) or (NOT_IN_TIME if time.perf_counter() > ends else None)
+        if least_seconds(model, request, classes[h], machines) > LONGEST_S:
+            hopeless = ENDLESS
+        elif impossible:
+            hopeless = f"hardware and machine count whose bound breaks the {' and the '.join(impossible)}"
         if hopeless is not None:
             pruned[hopeless] += 1
             continue

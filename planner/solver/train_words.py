@@ -18,7 +18,7 @@ from planner.solver.ranking import Ranking
 from planner.solver.search import Answer
 from planner.solver.train_assemble import at, layers_per_stage, layout
 from planner.solver.train_pins import pin_problems
-from planner.solver.train_study import MAX_UTILISATION, TrainStudy
+from planner.solver.train_study import DEARER, MAX_UTILISATION, TrainStudy
 from planner.solver.words import stale_price
 from planner.space.train_candidates import batch_range
 from planner.space.train_layout import job_problem
@@ -225,7 +225,7 @@ def nothing_at_all(study: TrainStudy) -> tuple[str, ...]:
     blamed = pin_problems(study) if not found else ()
     if blamed:
         return blamed
-    reasons = sorted(((r, n) for r, n in study.pruned.items() if n), key=lambda kv: -kv[1])
+    reasons = sorted(((r, n) for r, n in study.pruned.items() if n and r != DEARER), key=lambda kv: -kv[1])
     lines = (*found, *(f"{reason} ({count}x)" for reason, count in reasons[:5]))
     return lines or ("no machine matches the request",)
 

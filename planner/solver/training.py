@@ -4,30 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
-from planner.errors import NoPlanError
 from planner.estimator.corrections import calibration_notes
-from planner.estimator.operating_point import IntArray
 from planner.hardware.records import Catalog
 from planner.models.spec import ModelSpec
-from planner.plan import SCHEMA_VERSION, Alternative, Deployment, Infeasible, Plan, SolverReport
+from planner.plan import SCHEMA_VERSION, Alternative, Deployment, Plan, SolverReport
 from planner.request import TrainRequest
 from planner.solver import train_assemble, train_words
 from planner.solver.assemble import model_summary, provenance, request_dict
-from planner.solver.explain import binding_limits, clashing_limits, smallest_relaxation
-from planner.solver.problem import Problem, prune_dominated
+from planner.solver.explain import binding_limits
 from planner.solver.ranking import Ranking, rank
 from planner.solver.search import Answer, no_answer_in_time, solve_problem
 from planner.solver.serving import in_units
-from planner.solver.train_block import NOT_IN_TIME, SPLITS_LATE
+from planner.solver.train_explain import endless, endless_plan, left_undone, no_plan, pruned, wider
 from planner.solver.train_study import TrainStudy, make_train_study
-from planner.units import format_duration
-
-WIDE = 1e9
-EXPLAIN_S = 20.0
 
 
 def solve_training(
@@ -45,20 +37,22 @@ def solve_training(
     late = no_answer_in_time(answer, request.time_limit_s)
     if late is not None:
         raise late
-    if answer.row is None and _late(study):
-        raise NoPlanError(
-            f"no plan was found within {request.time_limit_s:g} s",
-            f"{study.pruned.get(NOT_IN_TIME, 0)} choices of machines were not looked at, or not with every split of the layers",
-            "Raise --time-limit or narrow the hardware with --gpu or --provider.",
-        )
+    partial = left_undone(study) > 0
     if answer.row is None:
-        return _no_plan(request, model, catalog, report, excluded)
+        if endless(study):
+            return endless_plan(study, catalog, report)
+        look = wider(study, catalog, excluded)
+        again = solve_problem(look.problem, time_limit_s=request.time_limit_s) if partial else answer
+        if again.row is None:
+            return no_plan(study, look, catalog, report)
+        study, answer, keep = look.study, again, look.keep  # what the first look had no time for
+        report = _report(study, answer, dropped, start)
     row = int(keep[answer.row])
     ranking = rank(study.problem)
     deployed = train_assemble.deployment(study, row)
     return Plan(
         schema_version=SCHEMA_VERSION,
-        status="optimal" if answer.status == "OPTIMAL" and not _late(study) else "feasible",
+        status="optimal" if answer.status == "OPTIMAL" and not partial else "feasible",
         task="train",
         request=request_dict(request),
         assumptions=(*train_words.assumptions(study, row, catalog), *calibration_notes(catalog, deployed)),
@@ -74,17 +68,6 @@ def solve_training(
         infeasible=None,
         provenance=provenance(catalog, deployed.offers),
     )
-
-
-def pruned(problem: Problem) -> tuple[Problem, IntArray, int]:
-    """The problem without dominated rows, the positions kept, and how many were dropped."""
-    if not len(problem.rows):
-        return problem, np.zeros(0, dtype=np.int64), 0
-    keep, dropped = prune_dominated(problem)
-    rows = problem.rows.take(keep)
-    used = {int(h) for h in np.unique(rows.hardware)}
-    offers = tuple(o if o.hardware in used else replace(o, limit=0) for o in problem.offers)
-    return replace(problem, rows=rows, offers=offers), keep, dropped
 
 
 def _report(study: TrainStudy, answer: Answer, dropped: int, start: float) -> SolverReport:
@@ -134,58 +117,3 @@ def alternatives(study: TrainStudy, ranking: Ranking, winner: int) -> tuple[Alte
                 )
             )
     return tuple(found)
-
-
-def _late(study: TrainStudy) -> int:
-    """How much the time limit left undone: choices of machines, and layouts whose stages it left as they were."""
-    return study.pruned.get(NOT_IN_TIME, 0) + study.pruned.get(SPLITS_LATE, 0)
-
-
-def _partial(study: TrainStudy) -> tuple[str, ...]:
-    """What the explanation does not know, when its own time ended first."""
-    missed = study.pruned.get(NOT_IN_TIME, 0)
-    if not _late(study):
-        return ()
-    looked = len({(b.hardware, b.machines) for b in study.blocks})
-    return (
-        f"That there is no plan is proved; its explanation is partial. It stopped after "
-        f"{format_duration(study.request.time_limit_s)}, having looked at {looked} choices of machines and not at {missed}: "
-        "a smaller change than those named may do, and another limit may clash too.",
-    )
-
-
-def _no_plan(
-    request: TrainRequest, model: ModelSpec, catalog: Catalog, report: SolverReport, excluded: Sequence[Deployment]
-) -> Plan:
-    """Explain an infeasible request over the widest table: nothing is dropped for being hopeless.
-
-    The explanation has a time of its own, EXPLAIN_S or the request's limit when that is shorter.
-    """
-    bounded = replace(request, time_limit_s=min(request.time_limit_s, EXPLAIN_S))
-    study = make_train_study(bounded, model, catalog, near_miss=WIDE, explain=True, excluded=excluded)
-    problem, keep, _ = pruned(study.problem)
-    core = clashing_limits(problem) if len(problem.rows) else ()
-    relaxations = []
-    for name in core:
-        answer = smallest_relaxation(problem, name)
-        if answer is not None and answer.row is not None:
-            relaxations.append(train_words.relaxation(study, name, int(keep[answer.row]), answer))
-    words = train_words.core(study, core) if core else train_words.nothing_at_all(study)
-    return Plan(
-        schema_version=SCHEMA_VERSION,
-        status="infeasible",
-        task="train",
-        request=request_dict(request),
-        assumptions=(*_partial(study), *train_words.assumptions(study, None, catalog)),
-        warnings=(),
-        model=model_summary(model),
-        deployment=None,
-        memory=None,
-        predicted={},
-        cost=None,
-        solver=report,
-        binding=(),
-        alternatives=(),
-        infeasible=Infeasible(words, tuple(relaxations)),
-        provenance=provenance(catalog, ()),
-    )

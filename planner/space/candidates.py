@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.engines.records import EngineSpec
+from planner.hardware.records import Gpu
 from planner.models.precision import KvDtype, Precision
 from planner.space.hardware_classes import HardwareClass
 from planner.space.layouts import MAX_TENSOR_PARALLEL, Layout, Rule, engine_problem, layouts
@@ -213,6 +214,42 @@ class _Builder:
         return np.array(found, dtype=np.int64)
 
 
+def gpu_problem(engines: Sequence[EngineSpec], gpu: Gpu) -> str:
+    """Why none of the engines runs on a GPU: its vendor, or its compute capability."""
+    names = [*dict.fromkeys(e.name for e in engines)]
+    who = f"{names[0]} does not run" if len(names) == 1 else "no engine runs"
+    vendors = sorted({vendor for e in engines for vendor in e.vendors})
+    if gpu.vendor not in vendors:
+        return f"{who} on {gpu.name}: its vendor is {gpu.vendor}, not {' or '.join(vendors)}"
+    least = min(e.min_compute_capability for e in engines if gpu.vendor in e.vendors)
+    return f"{who} on {gpu.name}: its compute capability is {gpu.compute_capability or 0:g}, below {least:g}"
+
+
+def method_problem(engines: Sequence[EngineSpec], hw: HardwareClass, axes: Axes) -> str:
+    """Why engines that run on this GPU have no (precision, KV dtype) of the request there: the first of the rules of `runnable` that
+    none of them passes."""
+    gpu, weights = hw.gpu, ", ".join(p.name for p in axes.precisions)
+    names = [*dict.fromkeys(e.name for e in engines)]
+    who, it = (names[0], "it runs") if len(names) == 1 else ("any engine", "they run")
+    rows = [(e, p, e.support(p.name, gpu)) for e in engines for p in axes.precisions]
+    kept = [(e, p, s) for e, p, s in rows if s is not None and gpu.computes(p.compute_dtype)]
+    if not kept:
+        there = sorted({r.precision for e in engines for r in e.precisions if e.support(r.precision, gpu) is not None})
+        return f"{weights} weights do not run on {gpu.name} with {who}; there {it} {', '.join(there) or 'none'}"
+    kept = [(e, p, s) for e, p, s in kept if s.experts or not axes.experts]
+    if not kept:
+        return f"a mixture of experts does not run in {weights} on {gpu.name} with {who}"
+    kept = [(e, p, s) for e, p, s in kept if axes.obtainable(e, p, s.needs_checkpoint)]
+    if not kept:
+        return f"no {weights} weights of the model are published in a format for {who}, nor made while loading"
+    wanted = ", ".join(k.name for k in axes.kv_dtypes)
+    stored = sorted({k for e, _, _ in kept for k in e.kv_dtypes if e.supports_kv(k, gpu)})
+    if not any(k.name in stored for k in axes.kv_dtypes):
+        return f"{wanted} KV caches do not run on {gpu.name} with {who}; there {it} {', '.join(stored)} caches"
+    own = " or ".join(sorted({sixteen_bit(p, hw) for _, p, _ in kept}))
+    return f"{wanted} KV caches do not go with {weights} weights on {gpu.name}: their 16-bit cache is {own}"
+
+
 def build_space(classes: Iterable[HardwareClass], axes: Axes) -> Space:
     """Enumerate all legal candidates; reasons for what is left out are counted, not lost."""
     hardware, engines = tuple(classes), tuple(axes.engines)
@@ -222,7 +259,7 @@ def build_space(classes: Iterable[HardwareClass], axes: Axes) -> Space:
     for h, hw in enumerate(hardware):
         usable = [(e, engine) for e, engine in enumerate(engines) if engine.supports_gpu(hw.gpu)]
         if not usable:
-            b.excluded[f"no engine runs on {hw.gpu.name}"] += 1
+            b.excluded[gpu_problem(engines, hw.gpu)] += 1
             continue
         possible = layouts(hw, axes.tensor_rule, axes.pipeline_rule)
         if not possible:
@@ -232,7 +269,7 @@ def build_space(classes: Iterable[HardwareClass], axes: Axes) -> Space:
             if len(pairs):
                 parts.append((h, shapes.setdefault(layout, len(shapes)), pairs))
         if possible and not any(b.methods.get((engine.name, hw.gpu.name)) for _, engine in usable):
-            b.excluded[f"no engine of the request runs its precisions and KV dtypes on {hw.gpu.name}"] += 1
+            b.excluded[method_problem([engine for _, engine in usable], hw, axes)] += 1
     sizes = [len(p) for _, _, p in parts]
     return Space(
         hardware,

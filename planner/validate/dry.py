@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from planner.engines.training import Framework, framework
 from planner.errors import InvalidValueError, NoPlanError
 from planner.models.flops import decode_flops, matmul_flops_per_token, prefill_flops
@@ -103,11 +105,10 @@ def dry_run(plan: Plan) -> DryRun:
             torch_modules()
             if dep.train is not None:
                 gpu, catalog = planned_gpu(plan, dep)
-                heap = planned_heap_gib(
-                    spec, dep, dep.train, HardwareClass(gpu, dep.gpus, catalog.links[gpu.default_link], None, ())
-                )
-                tensors = planned_tensors_gib(framework(dep.engine).on(gpu), dep, memory, heap)
-                return _training(raw, spec, dep, dep.train, tensors, memory)
+                machine = HardwareClass(gpu, dep.gpus, catalog.links[gpu.default_link], None, ())
+                states = planned_states_gib(spec, dep, dep.train, machine)
+                tensors = planned_tensors_gib(framework(dep.engine).on(gpu), dep, memory, states["heap"])
+                return _training(raw, spec, dep, dep.train, {**states, "tensors": tensors})
             return _serving(raw, spec, plan, dep, memory)
     finally:
         if not collecting:
@@ -115,19 +116,20 @@ def dry_run(plan: Plan) -> DryRun:
 
 
 def _training(
-    raw: dict[str, Any], spec: ModelSpec, dep: Deployment, train: TrainSettings, tensors: float, memory: MemoryUse
+    raw: dict[str, Any], spec: ModelSpec, dep: Deployment, train: TrainSettings, planned: dict[str, float]
 ) -> DryRun:
-    """tensors: GiB of tensors that the plan predicts at the peak."""
+    """planned: GiB of the states, and of the tensors that the plan predicts at the peak."""
     from planner.validate.dry_flops import training_flops
 
+    tensors, weights, optimizer = planned["tensors"], planned["weights"], planned["optimizer"]
     found = [(stage, *_counted(raw, stage)) for stage in stages_of_plan(dep, train, len(spec.layers))]
     stage, counted, how = max(found, key=lambda f: f[1].peak)
     rank = stage.rank
     parts = [
-        Part("weights", "GiB", memory.weights_gib, counted.weights / GIB),
-        Part("gradients after backward", "GiB", memory.gradients_gib, counted.gradients / GIB),
-        Part("optimizer", "GiB", memory.optimizer_gib, counted.optimizer / GIB),
-        Part("the rest of the peak", "GiB", tensors - memory.weights_gib - memory.optimizer_gib, counted.rest / GIB),
+        Part("weights", "GiB", weights, counted.weights / GIB),
+        Part("gradients after backward", "GiB", planned["gradients"], counted.gradients / GIB),
+        Part("optimizer", "GiB", optimizer, counted.optimizer / GIB),
+        Part("the rest of the peak", "GiB", tensors - weights - optimizer, counted.rest / GIB),
         Part("tensors at the peak", "GiB", tensors, counted.peak / GIB),
         Part(
             "FLOPs of a micro-batch", "TFLOP",
@@ -198,7 +200,8 @@ def _job_and_row(dep: Deployment, train: TrainSettings) -> tuple[TrainJob, Train
     row = (0, dep.tensor_parallel, dep.pipeline_parallel, dep.context_parallel, dep.data_parallel, dep.expert_parallel,
            train.zero_stage, train.micro_batch_size, train.gradient_accumulation_steps, train.checkpoint_interval,
            OFFLOADS.index(train.offload))  # fmt: skip
-    return job, TrainRows.of([row])
+    rows = TrainRows.of([row])
+    return job, rows.cut((train.layers_per_stage,), np.array([0])) if train.layers_per_stage else rows
 
 
 def _more_notes(dep: Deployment, train: TrainSettings, raw: dict[str, Any], rank: Rank) -> list[str]:
@@ -224,12 +227,18 @@ _STAND_INS = {
 }
 
 
-def planned_heap_gib(spec: ModelSpec, dep: Deployment, train: TrainSettings, machine: HardwareClass) -> float:
-    """What a process of a CPU plan holds at the step beyond its tensors' peak (memory/training.py, heap); 0 on GPUs."""
+def planned_states_gib(
+    spec: ModelSpec, dep: Deployment, train: TrainSettings, machine: HardwareClass
+) -> dict[str, float]:
+    """Weights and optimizer between steps, gradients after backward (the plan has what is there at the worst moment), and what a process of
+    a CPU plan holds at the step beyond its tensors' peak (memory/training.py, heap; 0 on GPUs)."""
     from planner.estimator.memory.training import training_memory
 
     job, rows = _job_and_row(dep, train)
-    return float(training_memory(spec, job, machine, [framework(dep.engine)], rows).heap_bytes[0]) / GIB
+    found = training_memory(spec, job, machine, [framework(dep.engine)], rows)
+    return {
+        name: float(getattr(found, f"{name}_bytes")[0]) / GIB for name in ("weights", "gradients", "optimizer", "heap")
+    }
 
 
 def planned_tensors_gib(stack: Framework, dep: Deployment, memory: MemoryUse, heap_gib: float) -> float:

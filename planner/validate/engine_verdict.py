@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from planner.estimator.corrections import peak_gib
+from planner.estimator.corrections import peak_range
 from planner.plan import Plan, Range
 from planner.units import format_duration
 from planner.validate.engine_stats import Measured
@@ -33,7 +33,7 @@ def shown(value: float) -> float:
 
 @dataclass(frozen=True)
 class Row:
-    """One number predicted (with its 80% range where the plan has one) and measured."""
+    """One number predicted (with its 80% range where the plan has one, else the reason) and measured."""
 
     name: str
     unit: str
@@ -41,6 +41,7 @@ class Row:
     measured: float
     low: float | None = None
     high: float | None = None
+    no_range: str = ""
 
     @property
     def error_percent(self) -> float | None:
@@ -66,13 +67,18 @@ class Verdict:
     why: str
 
 
-def row(name: str, unit: str, predicted: Range | float | None, measured: float | None) -> list[Row]:
-    """A row, or none when one side is missing."""
+COUNTED = "it follows from sizes, not from an estimate"
+
+
+def row(
+    name: str, unit: str, predicted: Range | float | None, measured: float | None, no_range: str = COUNTED
+) -> list[Row]:
+    """A row, or none when one side is missing. no_range: why a number has no interval."""
     if predicted is None or measured is None:
         return []
     if isinstance(predicted, Range):
         return [Row(name, unit, predicted.value, measured, predicted.low, predicted.high)]
-    return [Row(name, unit, predicted, measured)]
+    return [Row(name, unit, predicted, measured, no_range=no_range)]
 
 
 def serving_rows(plan: Plan, measured: dict[str, float]) -> tuple[Row, ...]:
@@ -85,11 +91,17 @@ def serving_rows(plan: Plan, measured: dict[str, float]) -> tuple[Row, ...]:
         *row("throughput_tokens_per_s", "tokens/s", p.get("throughput_tokens_per_s"), measured.get("throughput_tokens_per_s")),
     ]  # fmt: skip
     if memory is not None:
-        rows += row("peak_memory_gib", "GiB", peak_gib(plan), measured.get("peak_memory_gib"))
+        rows += _peak_row(plan, measured)
         rows += row("weights_gib", "GiB", memory.weights_gib, measured.get("weights_gib"))
         rows += row("kv_cache_gib", "GiB", memory.kv_cache_gib, measured.get("kv_cache_gib"))
         rows += row("kv_cache_tokens", "tokens", float(memory.kv_cache_tokens), measured.get("kv_cache_tokens"))
     return tuple(rows)
+
+
+def _peak_row(plan: Plan, measured: dict[str, float]) -> list[Row]:
+    """The peak with its interval, or the reason that it has none."""
+    peak, why = peak_range(plan)
+    return row("peak_memory_gib", "GiB", peak, measured.get("peak_memory_gib"), why)
 
 
 def training_rows(plan: Plan, measured: dict[str, float]) -> tuple[Row, ...]:
@@ -101,7 +113,7 @@ def training_rows(plan: Plan, measured: dict[str, float]) -> tuple[Row, ...]:
         *row("tokens_per_s_per_gpu", "tokens/s", p.get("tokens_per_s_per_gpu"), measured.get("tokens_per_s_per_gpu")),
     ]
     if plan.memory is not None:
-        rows += row("peak_memory_gib", "GiB", peak_gib(plan), measured.get("peak_memory_gib"))
+        rows += _peak_row(plan, measured)
     return tuple(rows)
 
 

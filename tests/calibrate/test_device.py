@@ -144,7 +144,7 @@ def test_memory_that_runs_out_is_one_line(plans, monkeypatch, capsys):
 
 def test_what_has_no_stand_in_is_refused(plans, tmp_path, capsys):
     plan = load_plan(plans / "zero3/plan.yaml")
-    for changed in ({"offload": "optimizer"}, {"method": "lora"}, {"checkpoint_interval": 2}):
+    for changed in ({"offload": "optimizer"}, {"method": "lora", "lora_rank": 8}, {"checkpoint_interval": 2}):
         file = tmp_path / "plan.yaml"
         file.write_text(
             plan_to_yaml(

@@ -149,7 +149,7 @@ def test_engines_without_a_cpu_build_are_refused(own, model, engine, capsys):
     code = run(["solve", "--catalog", str(own), "--on", "1xthis-cpu", "--model", str(model), "--engine", engine])
     text = capsys.readouterr()
     assert code == 3
-    assert "no engine runs on this-cpu" in text.out + text.err
+    assert f"{engine} does not run on this-cpu: its vendor is cpu" in text.out + text.err
 
 
 def test_gpus_answer_as_before_beside_it(own, capsys):

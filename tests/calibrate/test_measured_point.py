@@ -15,6 +15,7 @@ from planner.hardware.catalog import load_catalog
 from planner.hardware.records import Correction
 from planner.models import load_model
 from planner.plan import Plan, load_plan, plan_to_yaml
+from planner.plan_seal import sealed
 from planner.solver.measured_point import Point, measured_factors, point_of
 
 SHARES = (0.03, 0.5, 0.9, 0.97)  # of the capacity
@@ -101,7 +102,7 @@ def test_a_plan_of_another_estimator_is_not_reproduced_and_that_is_said(made, ow
         validation={"level": "engine", "measured": measured, "error_percent": {}},
     )
     file = tmp_path / "checked.yaml"
-    file.write_text(plan_to_yaml(changed))
+    file.write_text(plan_to_yaml(sealed(changed)))  # as another version of the estimator would have written it
     assert run([*words, "--calibration", str(file), "--json"]) == 0
     lines = json.loads(capsys.readouterr().out)["provenance"]["calibration"]
     assert any("is not reproduced, its ratios are taken as factors" in line for line in lines)

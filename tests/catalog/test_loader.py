@@ -207,6 +207,7 @@ def test_price_given_twice(write):
         ("gpus.yaml", GPU.format(name="X Y"), ("X Y", "lower-case")),
         ("gpus.yaml", GPU.format(name="x") + "  colour: red\n", ("x", "colour")),
         ("gpus.yaml", GPU.format(name="x").replace("23.5", "24.5"), ("usable_gib", "24.5")),
+        ("gpus.yaml", GPU.format(name="x") + "  matmul_tflops: {bf16: 1.0e+6}\n", ("matmul_tflops", "above the peak")),
         ("gpus.yaml", GPU.format(name="x").replace("900", ".nan"), ("bandwidth_gb_per_s", "finite")),
         ("gpus.yaml", GPU.format(name="x").replace("900", "fast"), ("bandwidth_gb_per_s", "number")),
         ("gpus.yaml", GPU.format(name="x").replace("900", "true"), ("bandwidth_gb_per_s", "number")),

@@ -98,7 +98,7 @@ def test_an_infeasible_run_names_a_change_that_works(catalog, model):
 
 
 def test_a_partial_explanation_says_so(catalog, model, monkeypatch):
-    monkeypatch.setattr("planner.solver.training.EXPLAIN_S", 1e-9)
+    monkeypatch.setattr("planner.solver.train_explain.EXPLAIN_S", 1e-9)
     plan = solve_training(request(budget_usd=5.0), model, catalog)
     assert plan.status == "infeasible"
     assert any("its explanation is partial" in line for line in plan.assumptions)

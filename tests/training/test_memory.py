@@ -11,7 +11,7 @@ from planner.engines.training import stacks
 from planner.estimator.memory.train_activations import layer_kept_bytes
 from planner.estimator.memory.train_host import quantised_model_bytes
 from planner.estimator.memory.train_states import adapter_params, train_state_bytes
-from planner.estimator.memory.training import BACKWARD, STEP
+from planner.estimator.memory.train_worst import BACKWARD, LOAD, STEP
 from planner.request import TrainJob
 from tests.training.helpers import gpt, hardware, memory, model, row
 
@@ -159,6 +159,36 @@ def test_offload_moves_states_to_host_memory():
     assert (np.diff(got.host_ram_bytes) > 0).all()
 
 
+every_layout = st.tuples(
+    st.sampled_from(["deepspeed", "fsdp2", "torchtitan", "megatron_bridge", "ddp"]),
+    st.sampled_from([1, 2, 8]),
+    st.integers(0, 3),
+    st.sampled_from([1, 4]),
+    st.sampled_from([1, 4]),
+    st.sampled_from([0, 1, 4]),
+    st.sampled_from(["none", "optimizer", "optimizer+parameters"]),
+    st.sampled_from([1, 4]),
+)
+
+
+@given(every_layout, st.sampled_from(["full", "lora", "qlora"]), st.booleans())
+def test_the_parts_are_the_peak(layout, method, chunked):
+    """Weights, gradients, optimizer, activations, logits, buffers and runtime that are there are the peak, in every moment."""
+    framework, dp, zero, mbs, ga, k, offload, pp = layout
+    job = TrainJob(method=method, seq_len=1024, chunked_loss=chunked)
+    one = row(framework, dp=dp, zero=zero, mbs=mbs, ga=ga, k=k, offload=offload, pp=pp)
+    got = memory(LLAMA, job, hardware(), one)
+    parts = (got.peak_weights_bytes, got.peak_gradients_bytes, got.peak_optimizer_bytes, got.activations_bytes, got.logits_bytes,
+             got.buffers_bytes, got.runtime_bytes)  # fmt: skip
+    assert min(float(part[0]) for part in parts) >= 0
+    assert sum(float(part[0]) for part in parts) == pytest.approx(got.peak_bytes[0], rel=1e-9)
+    assert got.peak_gradients_bytes[0] <= got.gradients_bytes[0]
+    if got.worst_moment[0] == LOAD:
+        assert got.peak_gradients_bytes[0] == got.peak_optimizer_bytes[0] == got.activations_bytes[0] == 0
+    else:
+        assert got.peak_weights_bytes[0] == got.weights_bytes[0]
+
+
 def test_paged_moments_are_host_memory():
     got = memory(LLAMA, TrainJob(seq_len=512, optimizer="paged-adamw-8bit"), hardware(), row("ddp"))
     plain = memory(LLAMA, TrainJob(seq_len=512, optimizer="adamw-8bit"), hardware(), row("ddp"))
@@ -212,7 +242,8 @@ def test_a_higher_zero_stage_never_holds_more_states(dp, mbs):
 
 @given(st.integers(1, 32), degrees)
 def test_intervals_store_fewer_checkpoints_but_hold_more_live_layers(k, mbs):
-    got = memory(LLAMA, JOB, hardware(), *(row("fsdp2", dp=8, zero=3, mbs=mbs, k=x) for x in (0, 1, k)))
+    spec = model("llama-3-8b", vocab=256)  # no logits to speak of: layers are what is there at the worst moment
+    got = memory(spec, JOB, hardware(), *(row("fsdp2", dp=8, zero=3, mbs=mbs, ga=2, k=x) for x in (0, 1, k)))
     assert got.activations_bytes[1] < got.activations_bytes[0]
     kept = layer_kept_bytes(
         LLAMA.layers[0], 4096, JOB, stacks()["fsdp2"], tokens=np.array([mbs * SEQ * 1.0]), tensor=np.array([1.0])

@@ -13,7 +13,7 @@ from planner.engines.training import framework
 from planner.models.load import load_model
 from planner.plan import load_plan
 from planner.space.hardware_classes import HardwareClass
-from planner.validate.dry import dry_run, planned_heap_gib, planned_tensors_gib
+from planner.validate.dry import dry_run, planned_states_gib, planned_tensors_gib
 from planner.validate.planned import planned_gpu
 from tests.calibrate.cpu import TINY, folder
 from tests.train_runs.runs import need
@@ -54,7 +54,9 @@ def test_planned_tensors_use_the_constants_of_the_cpu(stack: str, stage: int, tm
     n = cpu.number
     assert n("context_gib") != cuda.number("context_gib")
     machine = HardwareClass(gpu, 2, catalog.links[gpu.default_link], None, ())
-    heap = planned_heap_gib(load_model(plan.request["model"]), plan.deployment, plan.deployment.train, machine)
+    heap = planned_states_gib(load_model(plan.request["model"]), plan.deployment, plan.deployment.train, machine)[
+        "heap"
+    ]
     assert heap > 0, "activations stay in the heap while the optimizer runs"
     expected = (plan.memory.total_gib - n("context_gib") - n("nccl_gib")) / (1 + n("fragmentation")) - heap
     assert planned_tensors_gib(cpu, plan.deployment, plan.memory, heap) == pytest.approx(expected)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 
-from planner.emit.notes import not_written, table_row
+from planner.emit.notes import figures, not_written, table_row
 from planner.emit.text import HEADER
 from planner.emit.train.layout import TrainLayout, facts
 from planner.emit.train.settings import then_try
@@ -69,11 +69,9 @@ def _rows(laid: TrainLayout) -> list[str]:
         price = "your own" if laid.owned else f"{offer.usd_per_hour:.2f} USD/h each, seen {offer.observed_at}"
         what = f"{offer.count}x {offer.instance_type} ({offer.gpus_per_instance}x {offer.gpu})"
         rows.append(table_row("machines", f"{what}, {offer.provider} {offer.region} {offer.tier}, {price}"))
-    for name, value in plan.predicted.items():
-        rows.append(table_row(name, f"{value.value:.4g} ({value.low:.4g} to {value.high:.4g})"))
-    if plan.cost is not None and plan.cost.usd_total is not None:
-        rows.append(table_row("cost", f"{plan.cost.usd_per_hour:.2f} USD/h, {plan.cost.usd_total:.2f} USD in all"))
-    return rows
+    known = plan.cost is not None and plan.cost.usd_total is not None
+    money = f"{plan.cost.usd_per_hour:.2f} USD/h, {plan.cost.usd_total:.2f} USD in all" if plan.cost and known else ""
+    return [*rows, *figures(plan, money)]
 
 
 def _start(laid: TrainLayout, names: list[str]) -> list[str]:

@@ -15,12 +15,13 @@ Measured error: see planner accuracy --training.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import numpy.typing as npt
 
 from planner.engines.training import Framework
+from planner.errors import PlannerError
 from planner.estimator.memory.train_host import host_bytes
 from planner.estimator.memory.train_ranks import RankStage, rank_stages
 from planner.estimator.memory.train_states import (
@@ -28,6 +29,7 @@ from planner.estimator.memory.train_states import (
     StateBytes,
     train_state_bytes,
 )
+from planner.estimator.memory.train_worst import BACKWARD, LOAD, STEP, Worst, there
 from planner.estimator.train_stages import Cut, floor_stages, piece_stages, stages_of
 from planner.models.spec import ModelSpec
 from planner.request import OFFLOADS, TrainJob
@@ -36,7 +38,6 @@ from planner.space.train_rows import IntArray, TrainRows, compact
 from planner.units import GIB
 
 FloatArray = npt.NDArray[np.float64]
-LOAD, BACKWARD, STEP = 0, 1, 2
 HEAD_LOGITS_BYTES = 4.0  # 16-bit logits and their gradient
 
 
@@ -44,13 +45,19 @@ HEAD_LOGITS_BYTES = 4.0  # 16-bit logits and their gradient
 class TrainMemory:
     """Bytes on the worst rank at the worst moment, equal-length arrays. worst_moment: 0 load, 1 backward, 2 step.
 
-    heap_bytes, a part of runtime: held at the step beyond the tensors' peak (CPU). The seven parts are those of the worst stage (activations and logits at backward); steady: between steps.
-    usable_bytes: what the GPU offers. host_ram_bytes: per machine, a hard constraint.
+        peak = peak_weights + peak_gradients + peak_optimizer + activations + logits + buffers + runtime
+
+    All of the worst stage. These parts are what is there at the worst moment (buffers: all its other tensors; while loading all tensors
+    are weights). weights, optimizer: between steps; gradients: after backward. heap, a part of runtime: held at the step beyond the
+    tensors' peak (CPU). steady: between steps. usable_bytes: what the GPU offers. host_ram_bytes: per machine, a hard constraint.
     """
 
     weights_bytes: FloatArray
     gradients_bytes: FloatArray
     optimizer_bytes: FloatArray
+    peak_weights_bytes: FloatArray
+    peak_gradients_bytes: FloatArray
+    peak_optimizer_bytes: FloatArray
     activations_bytes: FloatArray
     logits_bytes: FloatArray
     buffers_bytes: FloatArray
@@ -266,26 +273,33 @@ def _one_framework(
     chosen = rank_stages(model, job, framework, (tensor, context, expert, micro), shape)
     chosen = chosen[: len(chosen) if pipeline.max() > 1 else 1]
     parts = [_states(stage, view, per, job, framework) for stage in chosen]
-    peak, heap, moment, which, activations = _peaks(chosen, parts, (at, group), rows, framework, model.tie_embeddings)
-    place, keeps = which * len(few) + group, n("gradients_held") or n("steady_gradients")
+    worst = _peaks(chosen, parts, (at, group), rows, framework, model.tie_embeddings)
+    place, keeps = worst.stage * len(few) + group, n("gradients_held") or n("steady_gradients")
 
     def gather(values: Callable[[_States], FloatArray]) -> FloatArray:
         return np.asarray(np.concatenate([values(p) for p in parts])[place])
 
     fixed = (n("context_gib") + np.where(few.world > 1, n("nccl_gib"), 0.0)) * GIB
-    runtime = fixed[group] + heap + n("fragmentation") * (peak + heap)
+    runtime = fixed[group] + worst.heap + n("fragmentation") * (worst.tensors + worst.heap)
+    weights, optimizer = gather(lambda p: p.weights), gather(lambda p: p.optimizer)
+    loading = worst.moment == LOAD
+    there_weights, there_optimizer = np.where(loading, worst.tensors, weights), np.where(loading, 0.0, optimizer)
+    named = there_weights + there_optimizer + worst.gradients + worst.activations + worst.logits
     return {
-        "weights": gather(lambda p: p.weights),
+        "weights": weights,
         "gradients": gather(lambda p: p.gradients),
-        "optimizer": gather(lambda p: p.optimizer),
-        "activations": activations,
-        "logits": np.concatenate([s.logits for s in chosen])[which * len(tensor) + at],
-        "buffers": gather(lambda p: p.buffers + p.layers),
+        "optimizer": optimizer,
+        "peak_weights": there_weights,
+        "peak_gradients": worst.gradients,
+        "peak_optimizer": there_optimizer,
+        "activations": worst.activations,
+        "logits": worst.logits,
+        "buffers": np.maximum(worst.tensors - named, 0.0),
         "steady": gather(lambda p: p.weights + p.optimizer + (p.gradients if keeps else 0.0)),
         "runtime": runtime,
-        "heap": heap,
-        "peak": peak + runtime,
-        "moment": moment,
+        "heap": worst.heap,
+        "peak": worst.tensors + runtime,
+        "moment": worst.moment,
         "host": host_bytes(model, job, hw, framework, few)[group],
     }
 
@@ -297,17 +311,17 @@ def _peaks(
     rows: TrainRows,
     framework: Framework,
     tied: bool,
-) -> tuple[FloatArray, FloatArray, FloatArray, IntArray, FloatArray]:
-    """Peak without runtime, what a CPU process holds above it at the step, its moment, the number of the worst stage and its activations, per row.
+) -> Worst:
+    """The worst moment of the worst stage, per row.
 
     places: index of each row into the stages' combinations and into the states. tied: head and embedding are one, and the
     head's gradient waits for the embedding's.
     """
     at, group = places
-    n, peak = framework.number, np.full(len(rows), -1.0)
+    n = framework.number
     live_rules = (n("max_live_elements") > 0) & (rows.zero_stage == 3)
     waits = n("head_gradient_held") or (tied and n("tied_gradient_held"))
-    moment, activations, heap, which = peak, peak, np.zeros(len(rows)), np.zeros(len(rows), dtype=np.int64)
+    worst: Worst | None = None
     for number, (stage, part) in enumerate(zip(stages, parts, strict=True)):
         stored, live = _kept_bytes(stage, at, rows, framework)
         more, upcoming = _gathered_bytes(stage, at, rows, framework)
@@ -315,19 +329,25 @@ def _peaks(
         head = (HEAD_LOGITS_BYTES / n("logits_bytes")) * stage.logits[at] + 2 * PLAIN_BYTES * stage.head[
             at
         ] * live_rules
-        first = np.maximum(np.maximum(stage.logits[at] + upcoming, head), busy)
-        during = np.maximum(part.held[group] + stored + first, part.gradients[group] + busy)
-        backward = (part.weights + part.optimizer + part.buffers)[group] + during
+        begins = np.maximum(stage.logits[at] + upcoming, head)
+        first = np.maximum(begins, busy)
+        early, late = part.held[group] + stored + first, part.gradients[group] + busy
+        backward = (part.weights + part.optimizer + part.buffers)[group] + np.maximum(early, late)
         still = np.maximum(part.load, part.step)[group]
         kept = n("heap_kept") * (part.buffers[group] + stored + first) + part.temporary[group]
-        worse = np.maximum(still, backward) > peak
-        other = np.where(part.step >= part.load, STEP, LOAD)[group]
-        heap = np.where(worse, np.maximum(part.step[group] + kept - np.maximum(still, backward), 0.0), heap)
-        moment = np.where(worse, np.where(backward >= still, BACKWARD, other), moment)
-        activations = np.where(worse, stored + live, activations)
-        which = np.where(worse, number, which)
-        peak = np.where(worse, np.maximum(still, backward), peak)
-    return peak, heap, moment, which, activations
+        tensors = np.maximum(still, backward)
+        moment = np.where(backward >= still, BACKWARD, np.where(part.step >= part.load, STEP, LOAD)[group])
+        found = Worst(
+            tensors,
+            np.maximum(part.step[group] + kept - tensors, 0.0),
+            moment,
+            np.full(len(rows), number),
+            *there(moment, (early, late), (begins, busy), (part.held[group], part.gradients[group]), (stored, live), stage.logits[at]),
+        )  # fmt: skip
+        worst = found if worst is None else worst.where(found.tensors > worst.tensors, found)
+    if worst is None:
+        raise PlannerError("a model without pipeline stages has no memory")
+    return worst
 
 
 def training_memory(
@@ -344,10 +364,12 @@ def training_memory(
     cut: "floor" = no split of the layers over the stages needs less; "piece" = of one stage alone, rows.splits holding
     (number of the stage, its layers).
     """
-    size, names = (
-        len(rows),
-        ("weights", "gradients", "optimizer", "activations", "logits", "buffers", "runtime", "heap", "steady", "peak"),
-    )
+    size = len(rows)
+    names = [
+        f.name.removesuffix("_bytes")
+        for f in fields(TrainMemory)
+        if f.name not in ("usable_bytes", "worst_moment", "host_ram_bytes")
+    ]
     columns = {k: np.zeros(size) for k in (*names, "moment", "host")}
     for number, framework in enumerate(frameworks):
         mask = rows.framework == number

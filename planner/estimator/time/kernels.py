@@ -62,6 +62,20 @@ def peak_flops(gpu: Gpu, dtype: str) -> float:
     )
 
 
+def matmul_flops(gpu: Gpu, dtype: str) -> float:
+    """FLOP/s that no matrix product exceeds, as measured (gpus.yaml, matmul_tflops); infinite where nobody measured it. A dtype that was not
+    measured is taken to reach the same share of its peak as the best that was.
+
+    A borrowed surface holds the share of the peak that its lender reaches, which another vendor's libraries may not.
+    """
+    names = SIXTEEN_BIT if dtype in SIXTEEN_BIT else (dtype,)
+    measured = next((gpu.matmul_tflops[name] for name in names if name in gpu.matmul_tflops), None)
+    if measured is not None:
+        return measured * TERA
+    shares = [rate / gpu.peak_tflops[name] for name, rate in gpu.matmul_tflops.items()]
+    return max(shares) * peak_flops(gpu, dtype) if shares else float("inf")
+
+
 def _kernel_dtype(precision: Precision) -> str:
     """Name of the GEMM surface of a precision."""
     if precision.compute_dtype == "fp8" and precision.group_size:
@@ -78,13 +92,15 @@ def _moe_dtype(precision: Precision) -> str:
 
 @dataclass(frozen=True)
 class Devices:
-    """Per-shard facts as columns (S, 1): FLOP/s of weights and of 16-bit work, bytes/s, bytes per weight and per KV element.
+    """Per-shard facts as columns (S, 1): FLOP/s of weights and of 16-bit work, the most of either that was measured, bytes/s, bytes per weight and per KV element.
 
     floor, streaming_floor: seconds of the shortest kernel; streaming_rate: bytes/s of kernels that only move data.
     scales_blocks: 1 where activations get a scale per block, which takes a kernel of its own before a product."""
 
     peak: FloatArray
     peak16: FloatArray
+    best: FloatArray
+    best16: FloatArray
     bandwidth: FloatArray
     weight_bytes: FloatArray
     activation_bytes: FloatArray
@@ -121,6 +137,8 @@ def devices(shards: Sequence[Shard]) -> Devices:
     penalty = constants()["weight_only_compute_efficiency"]
     return Devices(
         peak=_column([peak_flops(s.gpu, s.precision.compute_dtype) for s in shards]),
+        best=_column([matmul_flops(s.gpu, s.precision.compute_dtype) for s in shards]),
+        best16=_column([matmul_flops(s.gpu, "bf16") for s in shards]),
         peak16=_column([peak_flops(s.gpu, "bf16") for s in shards]),
         bandwidth=_column([s.gpu.bandwidth_gb_per_s * GB for s in shards]),
         weight_bytes=_column([s.precision.bytes_per_weight for s in shards]),
@@ -164,26 +182,31 @@ def gemm_s(
 ) -> FloatArray:
     """Dense GEMM of m tokens (S, G) or (G,) with a weight of n x k per rank (S,).
 
-    flops = 2 m n k; bytes = w n k + a m k + 2 m n; block-scaled activations are quantised first, (2 + a) m k bytes. quantised: share of shards (0/1 per shard, (S, 1)) whose weight is in the
+    flops = 2 m n k, never faster than any product measured; bytes = w n k + a m k + 2 m n; block-scaled activations are quantised first, (2 + a) m k bytes. quantised: share of shards (0/1 per shard, (S, 1)) whose weight is in the
     precision of the shard; 0 = 16 bit. Weight-only precisions read few bytes and multiply in 16 bit at `dequant` of the rate.
     """
     quantised = np.broadcast_to(np.asarray(quantised, dtype=float), dev.peak.shape)
     n_col, k_col = _column_of(n), _column_of(k)
 
     def variant(
-        peak: FloatArray, weight: FloatArray | float, act: FloatArray | float, stack: Stack, rate: FloatArray | float
+        peaks: tuple[FloatArray, FloatArray],
+        weight: FloatArray | float,
+        act: FloatArray | float,
+        stack: Stack,
+        rate: FloatArray | float,
     ) -> FloatArray:
-        compute = 2 * m * n_col * k_col / (peak * rate)
+        flops, (peak, best) = 2 * m * n_col * k_col / rate, peaks
         memory = (weight * n_col * k_col + act * m * k_col + 2 * m * n_col) / dev.bandwidth
-        return np.maximum(np.maximum(compute, memory) / stack.efficiency(n, k, m), dev.floor)
+        shaped = np.maximum(flops / peak, memory) / stack.efficiency(n, k, m)
+        return np.maximum(np.maximum(shaped, flops / best), dev.floor)
 
     def low() -> FloatArray:
-        product = variant(dev.peak, dev.weight_bytes, dev.activation_bytes, dev.gemm, dev.dequant)
+        product = variant((dev.peak, dev.best), dev.weight_bytes, dev.activation_bytes, dev.gemm, dev.dequant)
         return np.asarray(product + dev.scales_blocks * streaming_s(dev, m * k_col * (2.0 + dev.activation_bytes)))
 
     if quantised.min() >= 1:
         return low()
-    plain = variant(dev.peak16, 2.0, 2.0, dev.gemm16, 1.0)
+    plain = variant((dev.peak16, dev.best16), 2.0, 2.0, dev.gemm16, 1.0)
     return np.where(quantised > 0, low(), plain) if quantised.max() > 0 else plain
 
 
@@ -202,9 +225,10 @@ def moe_s(dev: Devices, stack: Stack, m: FloatArray, shape: MoeShape) -> FloatAr
     matrices = 3 if shape.gated else 2
     weight = matrices * h * width * dev.weight_bytes * np.maximum(touched, np.minimum(1.0, local))
     acts = pairs * ((h + width) * dev.activation_bytes + (2 * width + h) * 2)
-    roof = np.maximum(2 * matrices * pairs * h * width / dev.peak, (weight + acts) / dev.bandwidth)
+    flops = 2 * matrices * pairs * h * width
+    roof = np.maximum(flops / dev.peak, (weight + acts) / dev.bandwidth)
     eff = _of_this_shape(dev, stack, m, shape, stack.efficiency(width + 0 * m, weight / 1e6, pairs / touched))
-    return np.asarray(np.maximum(roof / eff, 2 * dev.floor))
+    return np.asarray(np.maximum(np.maximum(roof / eff, flops / dev.best), 2 * dev.floor))
 
 
 def _of_this_shape(dev: Devices, stack: Stack, m: FloatArray, shape: MoeShape, otherwise: FloatArray) -> FloatArray:

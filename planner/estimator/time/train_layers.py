@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.engines.training import Framework
-from planner.estimator.time.kernels import device_constants, peak_flops
+from planner.estimator.time.kernels import device_constants, matmul_flops, peak_flops
 from planner.estimator.time.surfaces import Stack, surface_of, table_of
 from planner.hardware.records import Gpu
 from planner.models.spec import Attention, DenseMlp, LatentAttention, Layer, MoeMlp
@@ -65,22 +65,28 @@ class Passes:
 
 
 def _gemm_one(work: Work, m: FloatArray, n: FloatArray, k: FloatArray) -> FloatArray:
-    """Seconds of an m x n x k product, compute or memory bound, at the efficiency of its shape."""
+    """Seconds of an m x n x k product, compute or memory bound, at the efficiency of its shape, and never faster than any that was measured.
+
+    t = max(max(compute, memory) / efficiency(shape), 2 m n k / matmul_flops) / efficiency(framework)
+    """
     name = surface_of(work.gpu).surface
     dtype = work.compute_dtype
     table = table_of(name, "gemm", dtype if dtype in ("fp8", "fp4") else "bf16")
     stack = Stack("gemm", table[None], np.zeros(len(m), dtype=np.int64), (dtype,) * len(m))
     suffix = f"_{dtype}" if dtype in ("fp8", "fp4") else ""
     older = work.framework.number("gemm_before_hopper") if (work.gpu.compute_capability or 9) < 9 else 1.0
-    efficiency = stack.efficiency(n, k, m[:, None])[:, 0] * work.framework.number(f"gemm_efficiency{suffix}") * older
+    efficiency = stack.efficiency(n, k, m[:, None])[:, 0]
     odd = (n % ALIGNED != 0) | (k % ALIGNED != 0)
-    efficiency = efficiency * np.where(odd, work.framework.number("misaligned_efficiency"), 1.0)
+    framework = (
+        older
+        * work.framework.number(f"gemm_efficiency{suffix}")
+        * np.where(odd, work.framework.number("misaligned_efficiency"), 1.0)
+    )
     element = 1.0 if dtype == "fp8" else 2.0
     compute = 2 * m * n * k / peak_flops(work.gpu, dtype)
     memory = (element * (n * k + m * k) + 2 * m * n) / (work.gpu.bandwidth_gb_per_s * GB)
-    return np.asarray(
-        np.maximum(np.maximum(compute, memory) / efficiency, device_constants(work.gpu)["kernel_floor_us"] * 1e-6)
-    )
+    best = np.maximum(np.maximum(compute, memory) / efficiency, 2 * m * n * k / matmul_flops(work.gpu, dtype))
+    return np.asarray(np.maximum(best / framework, device_constants(work.gpu)["kernel_floor_us"] * 1e-6))
 
 
 def gemm(work: Work, n: FloatArray, k: FloatArray, tokens: FloatArray | None = None) -> Passes:
