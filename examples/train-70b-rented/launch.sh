@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Written by `planner emit`; edits are lost when it runs again.
-# Trains meta-llama/Llama-3.1-70B-Instruct (full) with torchtitan 0.3.0 in bf16:
-# 24 processes on 3 machine(s) of 8x b200;
-# tensor 1, pipeline 1, data 24, ZeRO 3, micro-batch 1,
-# accumulation 10, checkpoint interval 0, offload none.
+# Trains meta-llama/Llama-3.1-70B-Instruct (full) with Megatron Bridge 0.3.1 in bf16:
+# 16 processes on 2 machine(s) of 8x b200;
+# tensor 4, pipeline 2, data 2, ZeRO 1, micro-batch 2,
+# accumulation 64, checkpoint interval 0, offload none.
 # Environment: DATASET (needed), MODEL, OUTPUT_DIR, EXTRA_ARGS, MASTER_PORT.
 # The hub asks for an accepted licence for this model: export HF_TOKEN of an account that has it.
 # On each machine: MACHINE_INDEX (0, 1, ...) and MASTER_ADDR (or HOSTS, all addresses in that order).
@@ -15,17 +15,16 @@ OUTPUT_DIR="${OUTPUT_DIR:-output}"
 MASTER_PORT="${MASTER_PORT:-29500}"
 export MODEL OUTPUT_DIR DATASET PYTHONPATH="$here${PYTHONPATH:+:$PYTHONPATH}"
 if [[ -z "${DATASET:-}" ]]; then
-    echo "set DATASET to a .txt, .jsonl or .parquet file, a folder of them, or a hub name" >&2
+    echo "set DATASET to the prefix of a .bin/.idx pair, or mock" >&2
     exit 2
 fi
 read -r -a extra <<<"${EXTRA_ARGS:-}"
 script=(
-    -m torchtitan.train
-    --module titan_config --config planned
+    "$here/megatron_train.py"
     "${extra[@]}"
 )
 
-if [[ "${INSTALL:-0}" == 1 ]]; then python3 -m pip install --quiet torchtitan==0.3.0; fi
+if [[ "${INSTALL:-0}" == 1 ]]; then python3 -m pip install --quiet megatron-bridge==0.3.1; fi
 
 MACHINE_INDEX="${MACHINE_INDEX:-${SLURM_NODEID:-}}"
 if [[ -z "${MASTER_ADDR:-}" && -n "${HOSTS:-}" ]]; then
@@ -36,5 +35,5 @@ if [[ -z "$MACHINE_INDEX" || -z "${MASTER_ADDR:-}" ]]; then
     echo "set MACHINE_INDEX and MASTER_ADDR (or HOSTS)" >&2
     exit 2
 fi
-exec torchrun --nnodes 3 --nproc-per-node 8 \
+exec torchrun --nnodes 2 --nproc-per-node 8 \
     --node-rank "$MACHINE_INDEX" --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT" "${script[@]}"

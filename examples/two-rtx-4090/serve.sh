@@ -1,37 +1,38 @@
 #!/usr/bin/env bash
 # Written by `planner emit`; edits are lost when it runs again.
-# Serves Qwen/Qwen3-32B with vLLM 0.33.0 in fp8:
+# Serves RedHatAI/Qwen3-32B-FP8-dynamic with SGLang 0.5.23 in fp8:
 # tensor parallel 2, pipeline 1, replicas 1,
 # 1 machine(s) of 2x rtx-4090.
 # Environment: MODEL (hub id or folder), SERVED_NAME, BIND_ADDRESS, PORT, REPLICAS (here), EXTRA_ARGS.
 set -euo pipefail
 
-planned_model=Qwen/Qwen3-32B
+planned_model=RedHatAI/Qwen3-32B-FP8-dynamic
 MODEL="${MODEL:-$planned_model}"
 SERVED_NAME="${SERVED_NAME:-$planned_model}"
 BIND_ADDRESS="${BIND_ADDRESS:-0.0.0.0}"
-PORT="${PORT:-8000}"
+PORT="${PORT:-30000}"
 read -r -a extra <<<"${EXTRA_ARGS:-}"
 REPLICAS="${REPLICAS:-1}"
 
 start_replica() { # replica index on this machine, port
     local replica="$1" port="$2"
     local -a args=(
+        --model-path "$MODEL"
         --served-model-name "$SERVED_NAME"
         --host "$BIND_ADDRESS"
         --port "$port"
-        --tensor-parallel-size 2
-        --pipeline-parallel-size 1
-        --max-model-len 4096
-        --max-num-seqs 32
-        --max-num-batched-tokens 8192
-        --kv-cache-dtype fp8
+        --tp-size 2
+        --pp-size 1
+        --context-length 4096
+        --max-running-requests 48
+        --chunked-prefill-size 8192
+        --kv-cache-dtype fp8_e4m3
+        --enable-metrics
         --dtype bfloat16
-        --quantization fp8_per_tensor
-        --gpu-memory-utilization 0.92
+        --mem-fraction-static 0.866
     )
     echo "replica $replica on port $port" >&2
-    exec vllm serve "$MODEL" "${args[@]}" "${extra[@]}"
+    exec python3 -m sglang.launch_server "${args[@]}" "${extra[@]}"
 }
 
 start_replica 0 "$PORT"

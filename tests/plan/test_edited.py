@@ -41,7 +41,7 @@ def edited(tmp_path: Path, name: str, **changes: Any) -> Path:
 
 CASES = [
     (TRAIN, {"deployment.train.zero_stage": 9}, "zero_stage of the plan is 9: .* has stages"),
-    (TRAIN, {"deployment.train.zero_stage": 1}, "zero_stage of the plan is 1"),
+    (TRAIN, {"deployment.train.zero_stage": 2}, "zero_stage of the plan is 2"),
     (TRAIN, {"deployment.train.optimizer": "adamv"}, "unknown optimizer of the plan 'adamv'. Nearest known: adamw"),
     (TRAIN, {"deployment.train.offload": "optimiser"}, "unknown offload of the plan .* Nearest known: optimizer"),
     (TRAIN, {"deployment.train.offload": "optimizer+parameters", "deployment.train.zero_stage": 1}, "zero_stage"),
