@@ -17,7 +17,7 @@ def files(layout: Layout) -> dict[str, str]:
         ["--num-shard", dep.tensor_parallel],
         ["--max-input-tokens", max(1, serve.max_model_len - 1)],
         ["--max-total-tokens", serve.max_model_len],
-        ["--max-batch-prefill-tokens", max(serve.max_num_batched_tokens, serve.max_model_len)],
+        ["--max-batch-prefill-tokens", serve.max_num_batched_tokens],
         ["--max-batch-size", serve.max_num_seqs],
         ["--master-port", rendezvous_port()],
         ["--shard-uds-path", Shell('"/tmp/text-generation-server-$port"')],

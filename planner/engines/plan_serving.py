@@ -33,7 +33,7 @@ def check_serving(plan: Plan, dep: Deployment, serve: ServeSettings, gpus: Seque
     _check_lengths(plan, serve)
     _check_cache(plan, serve)
     if spec.batching == "continuous":
-        _check_batch(serve)
+        _check_batch(serve, spec)
 
 
 def _check_parallel(dep: Deployment, serve: ServeSettings) -> None:
@@ -136,9 +136,14 @@ def _check_cache(plan: Plan, serve: ServeSettings) -> None:
         )
 
 
-def _check_batch(serve: ServeSettings) -> None:
+def _check_batch(serve: ServeSettings, spec: EngineSpec) -> None:
     """A step holds a token of every running sequence (vLLM refuses to start with fewer); prompts longer than a step are cut, so that
-    max_model_len sets no least."""
+    max_model_len sets no least but where the engine wants prompts whole."""
+    if spec.whole_prompts and serve.max_num_batched_tokens < serve.max_model_len:
+        raise wrong(
+            f"deployment.serve.max_num_batched_tokens of the plan is {serve.max_num_batched_tokens}",
+            f"a step of {spec.name} holds a whole prompt, of up to max_model_len {serve.max_model_len} tokens",
+        )
     running = -(-serve.max_num_seqs // serve.attention_data_parallel)
     if serve.max_num_batched_tokens < running:
         raise wrong(

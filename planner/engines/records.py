@@ -52,7 +52,8 @@ class EngineSpec:
     online_load: a precision that the engine makes itself is made layer by layer while loading, or after the whole 16-bit
     model is on the GPU (which must then fit). device: 'cpu' = the same engine on CPU devices, with constants of its own.
     tensor_within_kv_heads: attention is cut by key/value heads, which it does not copy: no more ranks than those.
-     multi_node: which axes may cross nodes ('none', 'pipeline', 'any'). memory / time: constants with sources, see
+    whole_prompts: the tokens of a step must hold the longest prompt; the engine may refuse to start with fewer.
+    multi_node: which axes may cross nodes ('none', 'pipeline', 'any'). memory / time: constants with sources, see
     data files memory.yaml and time.yaml (read by the estimators).
     """
 
@@ -74,6 +75,7 @@ class EngineSpec:
     online_load: Literal["layer", "whole"] = "whole"
     device: Literal["gpu", "cpu"] = "gpu"
     tensor_within_kv_heads: bool = False
+    whole_prompts: bool = False
 
     @property
     def constants(self) -> str:

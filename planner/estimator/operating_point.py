@@ -43,6 +43,10 @@ class Settings:
     tokens_per_sequence: int
     max_num_seqs: int | None = None
 
+    def step_tokens(self, engine: EngineSpec) -> int:
+        """Most tokens of a step of this engine: max_num_batched_tokens, or the longest prompt where a step must hold it whole."""
+        return max(self.max_num_batched_tokens, self.max_model_len if engine.whole_prompts else 0)
+
 
 @dataclass(frozen=True)
 class Pairs:
@@ -67,6 +71,11 @@ class Pairs:
     first: FloatArray | None = None
     size: FloatArray | None = None
 
+    def step_tokens(self, which: IntArray) -> IntArray:
+        """Most tokens of a step of an attention group of the pairs `which`."""
+        by_engine = np.array([self.settings.step_tokens(engine) for engine in self.engines], dtype=np.int64)
+        return by_engine[self.engine[which]]
+
     def judged(self, which: IntArray, time: ServingTime) -> ServingTime:
         """What limits are held against: the time itself, or the bad end of its range where the pairs carry margins."""
         m = self.margins
@@ -88,13 +97,11 @@ class Pairs:
         """Memory of the pairs `which` with so many sequences in each attention group."""
         if self.memory_table is None:
             raise PlannerError("there are no pairs to estimate")
-        n = len(which)
-        batched = np.full(n, self.settings.max_num_batched_tokens, dtype=np.int64)
         rows = ServingRows(
             shard=self.shard[which],
             engine=self.engine[which],
             max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=batched,
+            max_num_batched_tokens=self.step_tokens(which),
             max_model_len=self.settings.max_model_len,
             tokens_per_sequence=self.settings.tokens_per_sequence,
         )
@@ -121,8 +128,7 @@ class Pairs:
     def _load_rows(
         self, which: IntArray, rate: FloatArray | None, users: FloatArray | None, cap: IntArray | None
     ) -> LoadRows:
-        batched = np.full(len(which), self.settings.max_num_batched_tokens, dtype=np.int64)
-        return LoadRows(self.shard[which], self.engine[which], rate, users, batched, cap)
+        return LoadRows(self.shard[which], self.engine[which], rate, users, self.step_tokens(which), cap)
 
     def timed(self, which: IntArray, shards: Sequence[Shard], shard: IntArray, table: StepTable) -> Pairs:
         """The same pairs with the curves of the pairs `which`; shards and shard: those of the step table."""

@@ -79,7 +79,7 @@ def deployment(study: Study, row: int, replicas: int, machines: dict[int, int]) 
         offers=tuple(offer_choice(study.offers[o], n) for o, n in sorted(machines.items())),
         serve=ServeSettings(
             max_num_seqs=int(study.rows.max_num_seqs[at]),
-            max_num_batched_tokens=settings.max_num_batched_tokens,
+            max_num_batched_tokens=settings.step_tokens(engine),
             max_model_len=settings.max_model_len,
             gpu_memory_utilization=memory_share(study, row),
             attention_data_parallel=shard.attention_data_parallel,

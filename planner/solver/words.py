@@ -65,8 +65,10 @@ def assumptions(study: Study, catalog: Catalog) -> tuple[str, ...]:
             "--risk low: limits are held against the bad end of the 80% range of each prediction, so that about nine in ten hold."
         )
     s = study.pairs.settings
+    whole = [e.name for e in study.pairs.engines if s.step_tokens(e) > s.max_num_batched_tokens]
     lines.append(
-        f"The engine accepts requests of up to {s.max_model_len} tokens and batches up to {s.max_num_batched_tokens} tokens a step."
+        f"The engine accepts requests of up to {s.max_model_len} tokens and batches up to {s.max_num_batched_tokens} tokens a step"
+        + (f" ({', '.join(whole)}: {s.max_model_len}, a whole prompt)." if whole else ".")
     )
     if request.hardware.owned is None:
         lines.append(f"Prices: {', '.join(request.hardware.tiers)}; whole machines are rented.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,12 @@ import yaml
 
 from planner.cli.main import run
 from planner.engines.plan_facts import check_plan, read_plan
+from planner.engines.plan_serving import check_serving
 from planner.errors import InvalidValueError, PlanFileError, UnknownNameError
 from planner.estimator.corrections import records_of
 from planner.plan import load_plan, plan_from_dict, plan_to_json
 from planner.plan_seal import as_solved, was_edited
+from tests.emit.plans import plan
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SERVE, TRAIN, PIPELINE = "main-job", "train-8b", "train-70b-rented"
@@ -206,3 +209,13 @@ def test_plans_read_by_the_library_are_checked_for_layout_alone(tmp_path):
     load_plan(edited(tmp_path, SERVE, **{"deployment.offers.0.gpu": "h100-sxn"}))
     with pytest.raises(PlanFileError, match="makes"):
         load_plan(edited(tmp_path, SERVE, **{"deployment.tensor_parallel": 16}))
+
+
+@pytest.mark.parametrize(("engine", "refused"), [("tgi", True), ("vllm", False)])
+def test_a_step_shorter_than_the_longest_prompt_is_refused_where_prompts_are_whole(engine, refused):
+    made = plan("8b", engine, tokens=4095, length=4096)
+    dep = made.deployment
+    with (
+        pytest.raises(PlanFileError, match="is 4095: a step of tgi holds a whole prompt") if refused else nullcontext()
+    ):
+        check_serving(made, dep, dep.serve, ())

@@ -136,3 +136,19 @@ def test_every_relaxation_offered_makes_it_feasible(small_catalog, model_70b):
         assert "TTFT" in r.limit
         fixed = replace(asked, limits=replace(asked.limits, ttft_s=r.needed / 1e3))
         assert solve_serving(fixed, model_70b, small_catalog).status == "optimal"
+
+
+@pytest.mark.parametrize(("engine", "tokens"), [("tgi", 65536), ("vllm", 8192)])
+def test_a_step_that_holds_whole_prompts_is_counted_in_memory(small_catalog, model_8b, engine, tokens):
+    short, long = (
+        solve_serving(
+            replace(request(rate=0.1, ttft=None), pins=Pins(engine=engine, precision="bf16", max_model_len=length)),
+            model_8b,
+            small_catalog,
+        )
+        for length in (4096, 65536)
+    )
+    assert short.deployment.serve.max_num_batched_tokens == 8192
+    assert long.deployment.serve.max_num_batched_tokens == tokens
+    grown = long.memory.activations_gib / short.memory.activations_gib
+    assert (grown > 4) == (engine == "tgi")
