@@ -87,10 +87,9 @@ class MissingExtraError(InputError):
     """A package of an optional extra is needed and not installed."""
 
     def __init__(self, package: str, extra: str, purpose: str) -> None:
+        self.command = f"pip install 'llm-hardware-planner[{extra}]'"
         super().__init__(
-            f"{purpose} needs the package {package!r}",
-            "it is not installed",
-            f"Install it with: pip install 'llm-hardware-planner[{extra}]'",
+            f"{purpose} needs the package {package!r}", "it is not installed", f"Install it with: {self.command}"
         )
 
 

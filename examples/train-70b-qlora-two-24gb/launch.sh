@@ -2,8 +2,8 @@
 # Written by `planner emit`; edits are lost when it runs again.
 # Trains meta-llama/Meta-Llama-3-70B (qlora) with PyTorch FSDP2 torch 2.13, accelerate 1.15 in bf16:
 # 2 processes on 1 machine(s) of 2x rtx-4090;
-# tensor 1, pipeline 1, data 2, ZeRO 3, micro-batch 4,
-# accumulation 16, checkpoint interval 1, offload optimizer+parameters.
+# tensor 1, pipeline 1, data 2, ZeRO 3, micro-batch 6,
+# accumulation 10, checkpoint interval 2, offload optimizer+parameters.
 # Environment: DATASET (needed), MODEL, OUTPUT_DIR, EXTRA_ARGS, MASTER_PORT.
 # To fit: MICRO_BATCH_SIZE, GRADIENT_ACCUMULATION_STEPS, CHECKPOINT_INTERVAL.
 # The hub asks for an accepted licence for this model: export HF_TOKEN of an account that has it.

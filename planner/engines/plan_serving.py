@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from planner.engines.formats import loaders
-from planner.engines.plan_words import MEND, wrong
-from planner.engines.records import EngineSpec, engine, engine_on_cpu
+from planner.engines.plan_words import MEND, check_version, wrong
+from planner.engines.records import EngineSpec, engine, engine_on_cpu, engines
 from planner.errors import UnknownNameError
 from planner.hardware.records import Gpu
 from planner.models.checkpoints import all_checkpoints, published
@@ -27,6 +27,7 @@ def check_serving(plan: Plan, dep: Deployment, serve: ServeSettings, gpus: Seque
         kv_dtype(dep.kv_cache_dtype)
     except UnknownNameError as error:
         raise UnknownNameError(f"{error.kind} of the plan", error.name, error.suggestions, MEND) from None
+    check_version(dep, {name: e.version for name, e in engines().items()})
     _check_parallel(dep, serve)
     _check_precision(dep, spec, gpus)
     _check_checkpoint(plan, dep, spec)

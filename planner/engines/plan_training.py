@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from planner.engines.plan_words import MEND, known, wrong
-from planner.engines.training import WRITTEN_PRECISIONS, Framework, framework
+from planner.engines.plan_words import MEND, check_version, known, wrong
+from planner.engines.training import WRITTEN_PRECISIONS, Framework, framework, frameworks
 from planner.errors import UnknownNameError
 from planner.hardware.records import Gpu
 from planner.plan import Deployment, Plan, TrainSettings
@@ -18,6 +18,7 @@ def check_training(plan: Plan, dep: Deployment, train: TrainSettings, gpus: Sequ
         stack = framework(dep.engine)
     except UnknownNameError as error:
         raise UnknownNameError(f"{error.kind} of the plan", error.name, error.suggestions, MEND) from None
+    check_version(dep, {name: f.version for name, f in frameworks().items()})
     known("precision", dep.precision, dict.fromkeys((*stack.precisions, *WRITTEN_PRECISIONS)))
     known("optimizer", train.optimizer, stack.optimizers)
     known("method", train.method, stack.methods)

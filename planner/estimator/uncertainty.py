@@ -10,6 +10,8 @@ from typing import Any
 
 from planner.estimator.time.surfaces import read_data
 
+RATES = ("throughput", "prefill")
+
 
 @cache
 def _data() -> dict[str, Any]:
@@ -36,8 +38,8 @@ def _class_range(metric: str, gpu_class: str, engine: str) -> tuple[float, float
     metric = _data()["same_as"].get(metric, metric)
     for key in (f"{metric}/{gpu_class}/{engine}", f"{metric}/{gpu_class}", f"default/{gpu_class}"):
         if key in table:
-            low, high = table[key]["low"], table[key]["high"]
-            return float(low), float(high)
+            low, high = float(table[key]["low"]), float(table[key]["high"])
+            return (1 / high, 1 / low) if table[key].get("of") == "rates" and metric not in RATES else (low, high)
     return float(table["default"]["low"]), float(table["default"]["high"])
 
 

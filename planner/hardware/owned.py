@@ -7,11 +7,12 @@ import math
 import re
 from dataclasses import dataclass, replace
 
-from planner.errors import InvalidValueError
+from planner.errors import InvalidValueError, UnknownNameError
 from planner.hardware.names import find_gpu
 from planner.hardware.records import Catalog, Gpu, Instance, Link, Offer, Price
 
 _ITEM = re.compile(r"^(?:(\d{1,9})\s*[x×*]\s*)?(?:(\d{1,9})\s*[x×*]\s*)?(.+?)(\+nvlink)?$", re.I)
+_COUNT = re.compile(r"^([-+.,\d]+)\s*[x×*]")
 _EXAMPLE = "Write for example 2xrtx-4090 (one machine), 8x8xa100-sxm-80 (8 machines of 8) or 2xrtx-3090+nvlink."
 _MAX_MACHINES, _MAX_GPUS = 10_000, 256
 _RDMA_FROM_GBIT = 200.0
@@ -92,7 +93,15 @@ def _machine(item: str, catalog: Catalog) -> _Machines:
     if not 1 <= machines <= _MAX_MACHINES or not 1 <= per_machine <= _MAX_GPUS:
         why = f"1 to {_MAX_MACHINES} machines of 1 to {_MAX_GPUS} GPUs can be planned"
         raise InvalidValueError(f"--on {item[:80]!r} is out of range", why, _EXAMPLE)
-    gpu = find_gpu(match[3], catalog)
+    try:
+        gpu = find_gpu(match[3], catalog)
+    except UnknownNameError:
+        count = _COUNT.match(match[3])
+        if count is None:
+            raise
+        raise InvalidValueError(
+            f"--on {item[:80]!r}: {count[1][:20]} is no count of machines or GPUs", "", _EXAMPLE
+        ) from None
     if match[4] and not gpu.bridge_link:
         raise InvalidValueError(f"--on {item[:80]!r}: {gpu.name} takes no NVLink bridge", "", "Drop '+nvlink'.")
     name = "none" if per_machine == 1 else gpu.bridge_link if match[4] else gpu.default_link

@@ -24,7 +24,10 @@ def from_hub(repo: str, revision: str | None, token: str | None) -> ModelSpec:
 
         missing = MissingExtraError("huggingface_hub", "hub", f"reading {repo} from the hub")
         raise UnknownNameError(
-            "model", repo, all_names(), f"To read it from the hub: {missing.next_step}. {_LOCAL}"
+            "model",
+            repo,
+            all_names(),
+            f"To read it from the hub: {missing.command}. Or: {_LOCAL[0].lower()}{_LOCAL[1:]}",
         ) from None
     from planner.models.load import parse_json, spec_from_config
     from planner.models.weights_files import index_total

@@ -64,13 +64,14 @@ def configuration(d: Deployment) -> str:
     """How it runs, in one line."""
     if d.train is not None:
         return training.configuration(d)
-    axes = [f"TP {d.tensor_parallel}", f"PP {d.pipeline_parallel}"]
-    if d.expert_parallel > 1:
-        axes.append(f"EP {d.expert_parallel}")
-    if d.serve is not None and d.serve.attention_data_parallel > 1:
-        axes.append(f"attention DP {d.serve.attention_data_parallel}")
+    axes = [f"TP {d.tensor_parallel}", f"PP {d.pipeline_parallel}", *_more_axes(d)]
     axes.append(f"{d.data_parallel} replica{'s' if d.data_parallel > 1 else ''}")
     return f"{d.engine} {d.engine_version}, weights {d.precision}, KV cache {d.kv_cache_dtype}, {', '.join(axes)} ({d.gpus} GPUs in use)"
+
+
+def _more_axes(d: Deployment) -> list[str]:
+    groups = d.serve.attention_data_parallel if d.serve is not None else 1
+    return [f"{name} {n}" for name, n in (("EP", d.expert_parallel), ("attention DP", groups)) if n > 1]
 
 
 def brief(d: Deployment) -> str:
@@ -79,7 +80,9 @@ def brief(d: Deployment) -> str:
         more = "".join(f" {name} {n}" for name, n in (("CP", d.context_parallel), ("EP", d.expert_parallel)) if n > 1)
         axes = f"TP {d.tensor_parallel} PP {d.pipeline_parallel}{more} DP {d.data_parallel}"
         return f"{d.engine} {axes} ZeRO-{d.train.zero_stage}"
-    return f"{d.engine} {d.precision} TP {d.tensor_parallel}"
+    stages = [f"PP {d.pipeline_parallel}"] if d.pipeline_parallel > 1 else []
+    degrees = " ".join([f"TP {d.tensor_parallel}", *stages, *_more_axes(d)])
+    return f"{d.engine} {d.precision}, KV cache {d.kv_cache_dtype}, {degrees}"
 
 
 def span(r: Range, scale: float = 1e-3) -> str:

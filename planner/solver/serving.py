@@ -150,7 +150,7 @@ def _kinds(study: Study, ranking: Ranking, winner: int) -> list[tuple[str, NDArr
         ("other precision", feasible & (precision != precision[winner])),
         ("other provider", feasible & (provider != provider[winner])),
         ("other engine", feasible & (engine_of != engine_of[winner])),
-        ("lower latency", feasible & (rows.duration_us < 0.8 * rows.duration_us[winner])),
+        ("lower latency", feasible & (rows.duration_us < words.MUCH_FASTER * rows.duration_us[winner])),
     ]
 
 

@@ -86,12 +86,20 @@ def assumptions(study: TrainStudy, row: int | None, catalog: Catalog) -> tuple[s
     return tuple(lines)
 
 
+LARGE_HOST_GIB = 2048.0  # the most that machines of eight GPUs in the catalog have, but for a few
+
+
 def warnings(study: TrainStudy, row: int, offers: Sequence[OfferChoice]) -> tuple[str, ...]:
     """What a person should know before spending money."""
     block, i = at(study, row)
     hw = study.classes[block.hardware]
     framework = study.frameworks[int(block.rows.framework[i])]
     lines = [line for offer in offers if (line := stale_price(offer, today()))]
+    needs = float(block.memory.host_ram_bytes[i]) / GIB
+    if study.offers[int(study.problem.rows.hardware[row])].host_ram_gib is None and needs > LARGE_HOST_GIB:
+        lines.append(
+            f"The run needs {needs:,.0f} GiB of host memory in each machine, more than most have, and nobody states what this one has."
+        )
     surface = surface_of(hw.gpu)
     if surface.borrowed:
         lines.append(
@@ -192,7 +200,8 @@ def why_not(study: TrainStudy, ranking: Ranking, row: int, winner: int) -> str:
     if cost > best:
         more = f" (+{(cost / best - 1) * 100:.0f}%)" if best else ""
         return f"costs ${cost / 1e6:,.2f} instead of ${best / 1e6:,.2f}{more}, takes {format_duration(rows.duration_us[row] / 1e6)}"
-    return f"takes {format_duration(rows.duration_us[row] / 1e6)} instead of {format_duration(rows.duration_us[winner] / 1e6)}"
+    time, least = (format_duration(rows.duration_us[i] / 1e6) for i in (row, winner))
+    return "costs and takes the same" if time == least else f"takes {time} instead of {least}"
 
 
 def core(study: TrainStudy, names: Sequence[LimitName]) -> tuple[str, ...]:

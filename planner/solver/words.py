@@ -131,6 +131,9 @@ def warnings(study: Study, row: int, offers: Sequence[OfferChoice]) -> tuple[str
     return tuple(lines)
 
 
+MUCH_FASTER = 0.8  # of the winner's time: worth naming as an alternative of its own
+
+
 def describe(study: Study, row: int, replicas: int, machines: int) -> str:
     """A configuration in one phrase."""
     hw, shard, engine, _ = parts(study, row)
@@ -207,13 +210,16 @@ def why_not(study: Study, ranking: Ranking, row: int, winner: int) -> str:
     cost, best = int(ranking.cost[row]), int(ranking.cost[winner])
     if study.problem.goal == "throughput" and ranking.key[row, 0] != ranking.key[winner, 0]:
         return _gain(study, ranking, row, winner)
+    price, paid = f"${cost / 1e6:.2f}/h", f"${best / 1e6:.2f}/h"
     if study.problem.goal == "fastest" and ranking.key[row, 0] != ranking.key[winner, 0]:
-        return f"{_gain(study, ranking, row, winner)}, at ${cost / 1e6:.2f}/h instead of ${best / 1e6:.2f}/h"
+        return f"{_gain(study, ranking, row, winner)}, at {'the same price' if price == paid else f'{price} instead of {paid}'}"
+    speed = f"E2E {format_duration(rows.duration_us[row] / 1e6)} instead of {format_duration(rows.duration_us[winner] / 1e6)}"
     if cost > best:
         more = f" (+{(cost / best - 1) * 100:.0f}%)" if best else ""
-        return f"costs ${cost / 1e6:.2f}/h instead of ${best / 1e6:.2f}/h{more}"
+        faster = f", {speed}" if rows.duration_us[row] < MUCH_FASTER * rows.duration_us[winner] else ""
+        return f"costs {price} instead of {paid}{more}{faster}"
     if rows.duration_us[row] > rows.duration_us[winner]:
-        return f"same price, slower: E2E {format_duration(rows.duration_us[row] / 1e6)} instead of {format_duration(rows.duration_us[winner] / 1e6)}"
+        return f"same price, slower: {speed}"
     return "equal in price and latency, uses no fewer GPUs"
 
 

@@ -17,7 +17,7 @@ from planner.engines.records import EngineSpec
 from planner.hardware.records import Gpu
 from planner.models.precision import KvDtype, Precision
 from planner.space.hardware_classes import HardwareClass
-from planner.space.layouts import MAX_TENSOR_PARALLEL, Layout, Rule, engine_problem, layouts
+from planner.space.layouts import MAX_TENSOR_PARALLEL, Layout, Rule, engine_problem, layouts, no_layout
 from planner.space.shard import Shard
 from planner.units import GIB
 
@@ -263,7 +263,7 @@ def build_space(classes: Iterable[HardwareClass], axes: Axes) -> Space:
             continue
         possible = layouts(hw, axes.tensor_rule, axes.pipeline_rule)
         if not possible:
-            b.excluded["no legal layout on the machine"] += 1
+            b.excluded[no_layout(hw, axes.tensor_rule, axes.pipeline_rule)] += 1
         for layout in possible:
             pairs = b.pairs_of(hw, layout, usable)
             if len(pairs):

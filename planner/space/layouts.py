@@ -50,6 +50,17 @@ def layout_problem(hw: HardwareClass, tp: int, pp: int) -> str | None:
     return None
 
 
+def no_layout(hw: HardwareClass, tensor_rule: Rule, pipeline_rule: Rule) -> str:
+    """Why nothing can be laid out on the class, by the smallest degrees that model and pins allow; the same words for like machines."""
+    tensor = next((tp for tp in range(1, MAX_TENSOR_PARALLEL + 1) if tensor_rule(tp) is None), None)
+    if tensor is not None and tensor > hw.gpus_per_node:
+        return f"tensor_parallel {tensor} needs {tensor} GPUs in one machine"
+    stages = next((pp for pp in PIPELINE_DEGREES if pipeline_rule(pp) is None), None)
+    if tensor is None or stages is None:
+        return "no legal layout on the machine"
+    return f"tensor_parallel {tensor} x pipeline_parallel {stages} needs {tensor * stages} GPUs of one machine, or of whole machines whose network is known"
+
+
 def layouts(hw: HardwareClass, tensor_rule: Rule, pipeline_rule: Rule) -> list[Layout]:
     """All layouts of a replica on the class that the model's own divisibility rules allow."""
     found = []

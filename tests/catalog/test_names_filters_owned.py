@@ -213,3 +213,9 @@ def test_bad_own_machine_is_one_line(catalog, text):
 def test_bad_fabric(catalog, gbps):
     with pytest.raises(InvalidValueError, match="fabric-gbps"):
         owned_offers("2x8xa100", gbps, catalog)
+
+
+@pytest.mark.parametrize("count", ["-1", "1.5", "99999999999"])
+def test_a_wrong_count_is_not_blamed_on_the_gpu(catalog, count):
+    with pytest.raises(InvalidValueError, match=f"{count} is no count"):
+        owned_offers(f"{count}xrtx-4090", None, catalog)

@@ -148,12 +148,6 @@ def test_commands_page_names_every_shared_option():
             assert f"`--{name.replace('_', '-')}`" in page, name
 
 
-def test_the_page_warns_of_narrow_ranges_only_while_they_are():
-    factors = read_data("planner.estimator", "uncertainty.yaml")["factors"]
-    narrow = "ttft/borrowed" not in factors and factors["default/borrowed"]["high"] < factors["ttft/measured"]["high"]
-    assert ("Do not read it as more certain" in text("serving-model.md")) == narrow
-
-
 def test_python_blocks_are_there():
     assert len(fences("python-api.md", "python")) >= 6
 

@@ -95,6 +95,8 @@ CASES = [
     ("train-70b-qlora-two-24gb", {"deployment.train.frozen_precision": None}, "frozen_precision of the plan is null: qlora"),
     ("train-70b-qlora-two-24gb", {"deployment.train.lora_rank": None}, "lora_rank of the plan is None: qlora needs a rank"),
     ("train-70b-qlora-two-24gb", {"deployment.precision": "fp8", "deployment.offers.0.gpu": "a100-sxm-80"}, "precision of the plan is fp8: a100-sxm-80 computes in bf16, fp16"),
+    (SERVE, {"deployment.engine": "vllm"}, "engine_version of the plan is 1.2.1: that is the version of tensorrt_llm; vllm is known as"),
+    (TRAIN, {"deployment.engine": "deepspeed"}, "engine_version of the plan is .* that is the version of megatron_bridge"),
     (SERVE, {"deployment.engine": "vlm"}, "unknown .*'vlm'. Nearest known: vllm"),
     (SERVE, {"deployment.precision": "fp9"}, "unknown precision of the plan 'fp9'. Nearest known: fp8"),
     (SERVE, {"deployment.kv_cache_dtype": "fp9"}, "unknown .* of the plan 'fp9'"),

@@ -138,6 +138,12 @@ def test_every_relaxation_offered_makes_it_feasible(small_catalog, model_70b):
         assert solve_serving(fixed, model_70b, small_catalog).status == "optimal"
 
 
+def test_more_ranks_than_a_machine_has_gpus_is_the_reason(small_catalog, model_8b):
+    asked = replace(request(), pins=Pins(engine="vllm", tensor_parallel=4), hardware=HardwareFilter(owned="2xrtx-4090"))
+    plan = solve_serving(asked, model_8b, small_catalog)
+    assert any("tensor_parallel 4 needs 4 GPUs in one machine" in line for line in plan.infeasible.core)
+
+
 @pytest.mark.parametrize(("engine", "tokens"), [("tgi", 65536), ("vllm", 8192)])
 def test_a_step_that_holds_whole_prompts_is_counted_in_memory(small_catalog, model_8b, engine, tokens):
     short, long = (

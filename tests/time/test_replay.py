@@ -96,6 +96,12 @@ def test_ranges_hold_the_value_and_widen_for_borrowed_gpus():
     assert borrowed[1] / borrowed[0] > measured[1] / measured[0]
 
 
+@pytest.mark.parametrize("metric", ["tpot", "e2e", "ttft", "ttft_p95"])
+def test_a_rate_that_may_be_half_makes_a_time_that_may_be_twice(metric):
+    (slow, _), (_, long) = ranges("throughput", "borrowed", "vllm"), ranges(metric, "borrowed", "vllm")
+    assert long >= 1 / slow > 2
+
+
 def test_a_generation_is_picked_by_its_name():
     assert timing_row("vllm", "2023")["step_overhead_us"] > timing_row("vllm", "0.22.0")["step_overhead_us"]
     assert timing_row("vllm", "0.22.0") == timing_row("vllm", "today")

@@ -69,3 +69,18 @@ def test_unstated_memory_of_a_rented_machine_is_what_its_gpus_have():
     assert useful_offers((LARGE, replace(silent, price=replace(silent.price, usd_per_hour=9.0))), host_memory=True) == (
         LARGE,
     )
+
+
+def test_more_host_memory_than_machines_have_is_a_warning_where_nobody_states_it():
+    def plan(model: str):
+        request = TrainRequest(
+            model,
+            job=TrainJob(tokens=10**8, seq_len=4096),
+            hardware=HardwareFilter(owned="8xh100-sxm"),
+            pins=TrainPins(offload="optimizer+parameters"),
+        )
+        return solve_training(request, load_model(model), load_catalog())
+
+    large, small = plan("deepseek-r1"), plan("llama-3.1-8b")
+    assert any("GiB of host memory in each machine" in line for line in large.warnings)
+    assert not any("GiB of host memory in each machine" in line for line in small.warnings)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from planner.engines.training import host_link_gb_per_s
 from planner.estimator.cost.training import run_cost_usd, run_steps, run_time_s
 from planner.estimator.time.kernels import matmul_flops
 from planner.estimator.time.train_traffic import spread_link
@@ -151,6 +152,17 @@ def test_offload_is_slower():
         *(row("deepspeed", dp=8, zero=3, offload=o) for o in ("none", "optimizer", "optimizer+parameters")),
     )
     assert (np.diff(got.step_time_s) > 0).all()
+
+
+def test_frozen_weights_in_host_memory_cross_the_link_twice_a_micro_batch():
+    """LoRA on one GPU: the base model is what moves, 2 * 2 bytes a parameter."""
+    machine = hardware("rtx-4090", per_node=1)
+    whole, moved = (
+        step(LLAMA, TrainJob(method="lora", seq_len=128), machine, row("deepspeed", zero=3, ga=4, offload=o))
+        for o in ("optimizer", "optimizer+parameters")
+    )
+    added = (moved.step_time_s - whole.step_time_s)[0]
+    assert added == pytest.approx(4 * 2 * 2 * LLAMA.params_total / (host_link_gb_per_s(machine.gpu) * 1e9), rel=0.05)
 
 
 def test_lora_skips_the_weight_gradients():

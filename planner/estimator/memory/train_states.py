@@ -145,3 +145,13 @@ def adapter_params(model: ModelSpec, job: TrainJob, layer: Layer) -> float:
         width = mlp.shared_intermediate if isinstance(mlp, MoeMlp) else mlp.intermediate
         total += (3 if mlp.gated else 2) * (h + width) if width else 0.0
     return job.lora_rank * total
+
+
+def frozen_kept(
+    job: TrainJob, framework: Framework, zero: npt.NDArray[np.int64], frozen: FloatArray, shards: npt.ArrayLike
+) -> FloatArray:
+    """Bytes of frozen weights that a rank keeps: frozen / shards from the stage on that shards weights; 4-bit ones only where the framework
+    shards those too. Training all weights freezes none."""
+    stage = 2 if framework.number("stage2_gathered") else 3
+    splits = (zero >= stage) & ((job.method == "lora") | (framework.number("quantised_sharded") > 0))
+    return np.asarray(frozen / np.where(splits, shards, 1.0))

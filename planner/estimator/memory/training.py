@@ -27,6 +27,7 @@ from planner.estimator.memory.train_ranks import RankStage, rank_stages
 from planner.estimator.memory.train_states import (
     PLAIN_BYTES,
     StateBytes,
+    frozen_kept,
     train_state_bytes,
 )
 from planner.estimator.memory.train_worst import BACKWARD, LOAD, STEP, Worst, there
@@ -120,10 +121,7 @@ def _states(stage: RankStage, rows: _Rows, per: StateBytes, job: TrainJob, frame
     other = stage.other[at] if job.method == "full" else 0.0
     weight_stage = 2 if n("stage2_gathered") else 3
     sharded = _sharded(dense, experts, rows, weight_stage)
-    frozen = stage.frozen[at]
-    if job.method != "full":
-        splits = (rows.zero >= weight_stage) & ((job.method == "lora") | (n("quantised_sharded") > 0))
-        frozen = frozen / np.where(splits, rows.shards, 1.0)
+    frozen = frozen_kept(job, framework, rows.zero, stage.frozen[at], rows.shards)
     on_cpu = rows.offload > 0
     weights = np.where(rows.offload == OFFLOADS.index("optimizer+parameters"), 0.0, per.weights * sharded + frozen)
     gradients = per.gradients * _sharded(dense, experts, rows, 2) * np.where(on_cpu & (rows.zero >= 2), 0.0, 1.0)

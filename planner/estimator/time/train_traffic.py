@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from planner.engines.training import Framework, host_link_gb_per_s
 from planner.estimator.memory.train_ranks import RankStage, rank_stages
-from planner.estimator.memory.train_states import train_state_bytes
+from planner.estimator.memory.train_states import frozen_kept, train_state_bytes
 from planner.estimator.time.collectives import (
     Fabric,
     all_gather_s,
@@ -106,12 +106,13 @@ def _hop_bytes(model: ModelSpec, work: Work) -> FloatArray:
 
 @dataclass(frozen=True)
 class Sync:
-    """Data-parallel traffic of U2 combinations: seconds per micro-batch, a step, of one layer; parameters owned."""
+    """Data-parallel traffic of U2 combinations: seconds per micro-batch, a step, of one layer; parameters owned, frozen bytes kept."""
 
     each_s: FloatArray
     once_s: FloatArray
     first_s: FloatArray
     owned: FloatArray
+    frozen: FloatArray
 
 
 @dataclass(frozen=True)
@@ -206,7 +207,8 @@ def sync_s(
     each, once = each + copies * (zero >= 2), once + copies * (zero < 2)
     split = np.where(zero >= 1, ranks, 1)
     owned = dense / split + experts / np.where(zero >= 1, spread, 1)
-    return Sync(each, once, np.where(zero == 3, each_gather / (passes * calls), 0.0), owned)
+    first = np.where(zero == 3, each_gather / (passes * calls), 0.0)
+    return Sync(each, once, first, owned, frozen_kept(job, framework, zero, frozen, ranks))
 
 
 def _allocated_s(
@@ -293,15 +295,18 @@ def between_stages_s(
     return np.stack(hops), np.stack(sums)
 
 
-def offload_s(job: TrainJob, hw: HardwareClass, framework: Framework, rows: TrainRows, owned: FloatArray) -> FloatArray:
-    """Gradients down and weights up over the host link, the CPU optimizer, and weights up for every pass.
+def offload_s(
+    hw: HardwareClass, framework: Framework, rows: TrainRows, owned: FloatArray, frozen: FloatArray
+) -> FloatArray:
+    """Gradients down and weights up over the host link, the CPU optimizer, and weights up for forward and backward of every micro-batch.
 
-    owned: parameters whose states the rank keeps. The CPU optimizer is shared by the ranks of a machine.
+    owned: parameters whose states the rank keeps; frozen: bytes of those it does not train. The CPU optimizer is shared by the
+    ranks of a machine.
     """
     n = framework.number
     rate = host_link_gb_per_s(hw.gpu) * GB
     per_machine = np.minimum(rows.world, hw.gpus_per_node)
     step = 2 * ELEMENT_BYTES * owned / rate + owned * per_machine / n("cpu_adam_params_per_s")
     both = rows.offload == OFFLOADS.index("optimizer+parameters")
-    weights = np.where(both, 2 * ELEMENT_BYTES * owned / rate * rows.gradient_accumulation_steps, 0.0)
+    weights = np.where(both, 2 * (ELEMENT_BYTES * owned + frozen) / rate * rows.gradient_accumulation_steps, 0.0)
     return np.asarray(np.where(rows.offload > 0, step + weights, 0.0))

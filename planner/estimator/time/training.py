@@ -194,7 +194,7 @@ def _one_framework(
     exposed = _exposed_s(sync, at2, framework, m, (slots.mean_forward[at] + backward, backward))
     exposed = exposed + tied[outside, at]
     optimizer = optimizer_s(job, hw.gpu, framework, rows, sync.owned[at2])
-    offload = offload_s(job, hw, framework, rows, sync.owned[at2])
+    offload = offload_s(hw, framework, rows, sync.owned[at2], sync.frozen[at2])
     slot = compute + recompute + traffic
     return {
         "compute": compute * m, "recompute": recompute * m, "tensor": traffic * m, "bubble": bubble, "data": exposed,
