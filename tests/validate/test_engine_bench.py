@@ -15,6 +15,7 @@ import pytest
 
 from planner.cli import validate_engine
 from planner.cli.main import run
+from planner.engines.records import engine as engine_named
 from planner.plan import load_plan
 from planner.validate import engine_bench
 from planner.validate.engine_bench import AUTO, OWN, choose, requests_of
@@ -177,7 +178,9 @@ def test_a_tool_that_fails(tool, result, code, said, capsys, tmp_path):
     assert "  | the last line" in err
     engine = {"sglang": "sglang"}.get(tool, "vllm")
     made = serving_plan()
-    made = replace(made, deployment=replace(made.deployment, engine=engine))
+    made = replace(
+        made, deployment=replace(made.deployment, engine=engine, engine_version=engine_named(engine).version)
+    )
     assert validate(tmp_path, found, "--requests", "5", made=made)[0] == 0
     tree = json.loads(capsys.readouterr().out)
     assert tree["validation"]["client"] == "planner"
@@ -213,7 +216,9 @@ def test_which_client_is_chosen(engine, there, wanted, monkeypatch):
     """The engine's own, else aiperf, else guidellm, else planner's."""
     with_tools(monkeypatch, *there)
     made = serving_plan()
-    made = replace(made, deployment=replace(made.deployment, engine=engine))
+    made = replace(
+        made, deployment=replace(made.deployment, engine=engine, engine_version=engine_named(engine).version)
+    )
     found = choose(made, Options(Load(((32, 8),), 4.0)), [SERVER])
     assert (found.bench.name if found.bench else None) == wanted
     assert found.notes == ()
