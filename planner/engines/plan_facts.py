@@ -10,7 +10,7 @@ from pathlib import Path
 
 from planner.engines.plan_serving import check_serving
 from planner.engines.plan_training import check_training
-from planner.engines.plan_words import MEND, wrong
+from planner.engines.plan_words import wrong
 from planner.errors import UnknownNameError
 from planner.hardware.catalog import load_catalog
 from planner.hardware.records import Catalog, Gpu
@@ -106,6 +106,3 @@ def _check_degrees(plan: Plan, dep: Deployment) -> None:
         reason = rule(model, getattr(dep, name))
         if reason is not None:
             raise wrong(f"deployment.{name} of the plan is {getattr(dep, name)}", reason)
-
-
-__all__ = ["MEND", "check_plan", "read_plan"]

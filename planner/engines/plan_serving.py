@@ -11,12 +11,10 @@ from planner.errors import UnknownNameError
 from planner.hardware.records import Gpu
 from planner.models.checkpoints import all_checkpoints, published
 from planner.models.lookup import find_repackaged
-from planner.models.precision import kv_dtype, precision
+from planner.models.precision import UNQUANTISED, kv_dtype, precision
 from planner.plan import Deployment, Plan, ServeSettings
 from planner.plan_check import short
 from planner.plan_seal import as_solved
-
-SIXTEEN_BIT = ("bf16", "fp16", "fp32")
 
 
 def check_serving(plan: Plan, dep: Deployment, serve: ServeSettings, gpus: Sequence[Gpu]) -> None:
@@ -77,7 +75,7 @@ def _check_checkpoint(plan: Plan, dep: Deployment, spec: EngineSpec) -> None:
     """The weights that are loaded are of the plan's model, in the plan's precision, in a format that the engine loads."""
     native, support = plan.model.native_precision, next(r for r in spec.precisions if r.precision == dep.precision)
     if dep.checkpoint is None:
-        made = not support.needs_checkpoint and native not in (*SIXTEEN_BIT, "")
+        made = not support.needs_checkpoint and native not in (*UNQUANTISED, "")
         if made and dep.precision != native:
             raise wrong(
                 f"deployment.precision of the plan is {dep.precision}",

@@ -117,6 +117,15 @@ class Framework:
         """A constant of training.yaml by name; KeyError for a name that no file has."""
         return self.constants[name]
 
+    @property
+    def weight_stage(self) -> int:
+        """ZeRO stage from which weights are sharded."""
+        return 2 if self.number("stage2_gathered") else 3
+
+    def shards_frozen(self, method: str) -> bool:
+        """Whether the weights that LoRA or QLoRA do not train are sharded with the others; 4-bit ones are not everywhere."""
+        return method == "lora" or self.number("quantised_sharded") > 0
+
     def runs_on(self, gpu: Gpu) -> bool:
         """True when the framework supports the GPU's vendor."""
         return gpu.vendor in self.vendors or (gpu.vendor == "cpu" and self.cpu is not None)

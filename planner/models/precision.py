@@ -8,6 +8,8 @@ from importlib.resources import files
 
 from planner.errors import UnknownNameError
 
+UNQUANTISED = ("bf16", "fp16", "fp32")  # as weights are trained: an engine casts one to another while it loads
+
 
 @dataclass(frozen=True)
 class Precision:

@@ -15,6 +15,7 @@ from planner.estimator.cost.serving import usd_per_million_output_tokens
 from planner.estimator.intervals import interval
 from planner.estimator.operating_point import take
 from planner.hardware.records import Catalog, Offer
+from planner.models.precision import UNQUANTISED
 from planner.models.spec import ModelSpec
 from planner.plan import (
     Cost,
@@ -102,13 +103,10 @@ def memory_share(study: Study, row: int) -> float:
     return min(rules.default_share, int(fits * 1000) / 1000)
 
 
-SIXTEEN_BIT = ("bf16", "fp16", "fp32")
-
-
 def checkpoint_to_load(model: ModelSpec, engine: EngineSpec, shard: Shard) -> str | None:
     """The published checkpoint for a precision that the engine does not make itself layer by layer; None = the model's own."""
     support = engine.support(shard.precision.name, shard.gpu)
-    if support is None or shard.precision.name in (model.native_precision, *SIXTEEN_BIT):
+    if support is None or shard.precision.name in (model.native_precision, *UNQUANTISED):
         return None
     if not support.needs_checkpoint and engine.online_load == "layer":
         return None

@@ -11,10 +11,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from planner.errors import PlannerError
+from planner.estimator.time.engine_steps import LEAST_CHUNK
 from planner.estimator.time.surfaces import FloatArray
 
 PARTS = 64  # of an answer's steps, followed together
-MOST = 20_000  # parts of a run; it ends far earlier
+MOST = 20_000  # parts of a run; it ends far earlier, and is refused where it does not
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,8 @@ def finite_run(
         if np.all(x.done > a.count - 0.5):
             break
         _advance(x, (decode_s, extra_s), a, (stride, steps))
+    else:
+        raise PlannerError(f"a run of {a.count:g} requests did not end within {MOST} parts")
     return FiniteRun(x.waited / a.count, x.ran / a.count / steps, a.count * a.output / x.now)
 
 
@@ -86,7 +90,7 @@ def _advance(
 ) -> None:
     """`stride` decode steps of every run that has not ended: dt = stride d(running) + extra of the prompts taken, in full steps."""
     stride, steps = part
-    room = np.maximum(a.budget - x.running, 16.0)
+    room = np.maximum(a.budget - x.running, LEAST_CHUNK)
     take = np.minimum(np.minimum(x.waiting, stride * room / a.prompt), np.maximum(a.slots - x.running, 0.0))
     tokens = take * a.prompt
     chunk = np.maximum(np.minimum(room, np.maximum(tokens, 1.0)), 1.0)

@@ -9,11 +9,11 @@ import hashlib
 import re
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
-from importlib.resources import files
 from typing import Any
 
 from planner.engines.training import Framework, stacks
 from planner.errors import PlannerError
+from planner.estimator.time.surfaces import read_data
 from planner.hardware.records import Catalog
 from planner.models.load import load_model
 from planner.models.spec import Attention, DenseMlp, Layer, ModelSpec, MoeMlp
@@ -64,11 +64,7 @@ class Case:
 @cache
 def tables() -> dict[str, Any]:
     """training_rows.yaml, loaded safely."""
-    import yaml
-
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    text = files("planner.validate").joinpath("training_rows.yaml").read_text("utf-8")
-    found: dict[str, Any] = yaml.load(text, loader)  # noqa: S506 (safe loader)
+    found: dict[str, Any] = read_data("planner.validate", "training_rows.yaml")
     return found
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cache
-from importlib.resources import files
 from typing import Any
+
+from planner.estimator.time.surfaces import read_data
 
 Row = dict[str, str]
 _NOT_STATED = ("repo", "path", "task", "model", "source")
@@ -49,11 +50,7 @@ class Samples:
 
 @cache
 def _data() -> dict[str, Any]:
-    import yaml
-
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    text = files("planner.validate").joinpath("training_scripts.yaml").read_text("utf-8")
-    found: dict[str, Any] = yaml.load(text, loader)  # noqa: S506 (safe loader)
+    found: dict[str, Any] = read_data("planner.validate", "training_scripts.yaml")
     return found
 
 

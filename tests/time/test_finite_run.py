@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from planner.errors import PlannerError
 from planner.validate.finite_run import Arrivals, finite_run
 from tests.time.simulate import simulate
 
@@ -60,3 +61,9 @@ def test_one_token_answers_end():
         decode, extra, Arrivals(one * np.inf, 100.0, float(PROMPT), 1.0, one * 1e9, one * BUDGET, np.array([True]))
     )
     assert np.isfinite(found.tokens_per_s[0])
+
+
+def test_a_run_that_is_cut_short_is_refused(monkeypatch):
+    monkeypatch.setattr("planner.validate.finite_run.MOST", 3)
+    with pytest.raises(PlannerError, match="did not end within 3 parts"):
+        followed(np.inf, True)

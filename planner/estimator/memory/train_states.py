@@ -152,6 +152,5 @@ def frozen_kept(
 ) -> FloatArray:
     """Bytes of frozen weights that a rank keeps: frozen / shards from the stage on that shards weights; 4-bit ones only where the framework
     shards those too. Training all weights freezes none."""
-    stage = 2 if framework.number("stage2_gathered") else 3
-    splits = (zero >= stage) & ((job.method == "lora") | (framework.number("quantised_sharded") > 0))
+    splits = (zero >= framework.weight_stage) & framework.shards_frozen(job.method)
     return np.asarray(frozen / np.where(splits, shards, 1.0))

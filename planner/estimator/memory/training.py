@@ -119,8 +119,7 @@ def _states(stage: RankStage, rows: _Rows, per: StateBytes, job: TrainJob, frame
     n, at = framework.number, rows.combo
     dense, experts = stage.dense[at], stage.experts[at]
     other = stage.other[at] if job.method == "full" else 0.0
-    weight_stage = 2 if n("stage2_gathered") else 3
-    sharded = _sharded(dense, experts, rows, weight_stage)
+    sharded = _sharded(dense, experts, rows, framework.weight_stage)
     frozen = frozen_kept(job, framework, rows.zero, stage.frozen[at], rows.shards)
     on_cpu = rows.offload > 0
     weights = np.where(rows.offload == OFFLOADS.index("optimizer+parameters"), 0.0, per.weights * sharded + frozen)
@@ -229,7 +228,7 @@ def _load_bytes(stage: RankStage, rows: _Rows, per: StateBytes, job: TrainJob, f
         whole = per.weights * (stage.dense[at] + stage.experts[at])
     else:
         whole = stage.frozen[at] + per.weights * stage.dense[at]
-    sharded = (rows.zero >= 3) | ((rows.zero >= 2) & (n("stage2_gathered") > 0))
+    sharded = rows.zero >= framework.weight_stage
     if job.method == "qlora" and (n("load_whole") or not n("quantised_sharded")):
         sharded = np.zeros_like(sharded)
     layer = PLAIN_BYTES * stage.largest[at]

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.engines.records import EngineSpec
-from planner.estimator.time.engine_steps import batch_prefill_s, decode_step_s, mixed_extra_s
+from planner.estimator.time.engine_steps import LEAST_CHUNK, batch_prefill_s, decode_step_s, mixed_extra_s
 from planner.estimator.time.engine_time import EngineTiming, engine_timing
 from planner.estimator.time.queueing import QUANTILE, Load, Prefill, answer_step_s, closed_wait_s, prefill_wait_s
 from planner.estimator.time.steps import StepTable
@@ -89,7 +89,7 @@ class _Keys:
     def prefill(self, n: FloatArray, d: FloatArray) -> Prefill:
         """Prefill seen from n decoding sequences (any shape that starts with U)."""
         p = self.prompt
-        room = np.maximum(self.budget - n / self.stages, 16.0)
+        room = np.maximum(self.budget - n / self.stages, LEAST_CHUNK)
         chunk = np.minimum(room, p * np.maximum(1.0, n / self.steps))  # prompts that wait together share a step
         single = np.minimum(room / self.groups, p)  # a prompt is one group's alone
         full = self.extra_s(n, room, d)
@@ -166,7 +166,7 @@ def serving_curves(
     code = (shard * len(engines) + engine) * len(budgets) + which
     unique, row = np.unique(code, return_inverse=True)
     of_shard, of_engine = unique // (len(engines) * len(budgets)), unique // len(budgets) % len(engines)
-    budget = np.maximum(budgets[unique % len(budgets)].astype(float), 16.0)
+    budget = np.maximum(budgets[unique % len(budgets)].astype(float), LEAST_CHUNK)
     static = timing.static[of_engine] > 0
     parts: list[tuple[IntArray, dict[str, FloatArray]]] = []
     for chosen, batches in ((np.flatnonzero(~static), False), (np.flatnonzero(static), True)):

@@ -8,6 +8,10 @@ from planner.estimator.time.engine_time import EngineTiming
 from planner.estimator.time.steps import StepTable
 from planner.estimator.time.surfaces import FloatArray, IntArray
 
+LEAST_CHUNK = (
+    16.0  # prompt tokens that a step takes at the least: a floor of the model, so that a full step is never none
+)
+
 
 def _tokens_s(
     table: StepTable, timing: EngineTiming, shard: IntArray, engine: IntArray, tokens: FloatArray

@@ -143,7 +143,7 @@ def data_messages(
     dense, experts, frozen = params
     n = framework.number
     per = min(n("reduce_bytes"), train_state_bytes(job, framework).gradients)
-    base = frozen if job.method == "lora" or n("quantised_sharded") else 0.0
+    base = frozen if framework.shards_frozen(job.method) else 0.0
     early = n("stage2_gathered") > 0
     gathers = np.where(zero == 3, passes, np.where((zero == 2) & early, 1.0, 0.0))
     gathers_once = np.where((zero == 1) | ((zero == 2) & (not early)), 1.0, 0.0)
