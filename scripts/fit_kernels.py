@@ -4,21 +4,21 @@ Run:  pip install pyarrow numpy pyyaml packaging aiconfigurator-core==0.12.0
       python scripts/fit_kernels.py [--package DIR] [--out hardware_catalog/kernels]
 
 A surface holds roofline time / measured time at the grid points of axes.yaml. Where several frameworks measured the same
-kernel the fastest is taken. Every measured point that is not on the grid is held back, and the
-error of the interpolated surface on those points is written into fit_error.yaml.
+kernel the fastest is taken. Attention was measured on its grid: points off it are held back. Matrix products were measured at any shape: the
+grid is fitted to four points of five (kernel_grids.py), the fifth is held back. The errors on points held back are written into fit_error.yaml.
 """
 
 from __future__ import annotations
 
 import argparse
 import glob
-import math
 import os
 from collections import defaultdict
 
 import numpy as np
 import pyarrow.parquet as pq
 import yaml
+from kernel_grids import error, fill, fitted, inside, is_held_back, nearest, off_grid
 from packaging.version import Version
 
 SYSTEMS = {  # folder of the package -> surface name
@@ -43,7 +43,7 @@ MOE_DTYPES = {
 }
 AXES = {
     "gemm": {"n": [256, 512, 1024, 2048, 4096, 8192, 16384, 65536], "k": [256, 512, 1024, 2048, 4096, 8192, 16384, 51200],
-             "m": [1, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192]},
+             "m": [1, 16, 32, 64, 128, 192, 256, 384, 512, 1024, 2048, 4096, 8192]},
     "decode_attention": {"sequences_x_kv_heads": [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048],
                          "context": [128, 512, 1024, 2048, 4096, 8192, 16384, 32768]},
     "prefill_attention": {"sequences_x_heads": [4, 8, 16, 32, 64, 128, 256], "tokens": [128, 256, 512, 1024, 2048, 4096, 8192, 16384]},
@@ -61,6 +61,7 @@ LINKS = {
     "gb200": "nvlink5-nvl72",
 }  # what joined the GPUs of the all-reduces (hardware_catalog/links.yaml)
 MESSAGES = [2**x for x in range(10, 30)]  # bytes; the package counts elements of 16 bit
+TILE = 64  # rows; planner/estimator/time/kernels.yaml has the same
 STREAMING = 0.92  # share of the bandwidth that decode attention reaches on long caches (H100, H200, B200: 0.88 to 0.92)
 BYTES = {"bf16": 2.0, "fp8": 1.0, "fp8_block": 1.0, "fp4": 0.5625, "mxfp4": 0.53125, "int4": 0.5625}
 ACTIVATION_BYTES = {"bf16": 2.0, "fp8": 1.0, "fp8_block": 1.0, "fp4": 0.5625, "mxfp4": 2.0, "int4": 2.0}
@@ -90,35 +91,45 @@ def tables(package: str, system: str, folder: str, file: str) -> list[tuple[str,
 
 
 def gemm_points(package: str, system: str, peak: dict[str, float]) -> dict:
-    """Efficiency by (n, k, m) and dtype."""
+    """Efficiency by (n, k, rows) and dtype. Above 64 kernels work in tiles of 64 rows: m counts as the rows it fills, their geometric mean where
+    several were measured."""
     best: dict = defaultdict(dict)
     for path, d in tables(package, system, "gemm", "gemm_perf.parquet"):
         for dt, m, n, k, ms in zip(d["gemm_dtype"], d["m"], d["n"], d["k"], d["latency"], strict=True):
             if dt in GEMM_DTYPES and ms > 0:
                 key = (GEMM_DTYPES[dt], n, k, m)
                 best[key][path] = min(best[key].get(path, 1e9), ms * 1e-3)
-    found = {}
+    found: dict = defaultdict(lambda: defaultdict(list))
     for (dt, n, k, m), times in best.items():
         w, a = BYTES[dt], ACTIVATION_BYTES[dt]
-        roof = max(2 * m * n * k / peak[PEAK_KEY[dt]], (w * n * k + a * m * k + 2 * m * n) / peak["bandwidth"])
-        found.setdefault(dt, {})[n, k, m] = min(roof / min(times.values()), 1.0)
-    return found
+        rows = m if m <= TILE else -(-m // TILE) * TILE
+        roof = max(2 * rows * n * k / peak[PEAK_KEY[dt]], (w * n * k + a * rows * k + 2 * rows * n) / peak["bandwidth"])
+        found[dt][n, k, rows].append(min(roof / min(times.values()), 1.0))
+    return {dt: {at: float(np.exp(np.mean(np.log(v)))) for at, v in points.items()} for dt, points in found.items()}
 
 
-def decode_points(package: str, system: str, peak: dict[str, float]) -> dict:
-    """Efficiency by (sequences x KV heads, context) and cache dtype, head width 128, 2 to 8 query heads on a KV head. What is faster
-    than the best kernels read a large cache (STREAMING) found its data in the L2 cache, or was not measured right: it counts as those."""
-    best: dict = defaultdict(lambda: defaultdict(list))
+def decode_points(package: str, system: str, peak: dict[str, float]) -> dict[str, dict]:
+    """Efficiency by (sequences x KV heads, context) and cache dtype, for each family of kernels (newest version; a family nobody measured takes
+    the fastest of the others), head width 128, 2 to 8 query heads on a KV head. What is faster than the best kernels read a large cache
+    (STREAMING) found its data in the L2 cache, or was not measured right: it counts as those."""
+    times: dict = defaultdict(lambda: defaultdict(list))
     for path, d in tables(package, system, "attention", "generation_attention_perf.parquet"):
+        family, version = path.split("/")[-3:-1]
         for b, h, kv, hd, dt, step, win, ms in zip(d["batch_size"], d["num_heads"], d["num_key_value_heads"], d["head_dim"],
                                                    d["kv_cache_dtype"], d["step"], d["window_size"], d["latency"], strict=True):  # fmt: skip
             groups = kv or h
             if win == 0 and hd == 128 and dt in GEMM_DTYPES and 2 <= h // groups <= 8 and ms > 0:
-                best[GEMM_DTYPES[dt], b * groups, step + 1][path].append(ms * 1e-3)
-    found: dict = {}
-    for (dt, work, ctx), by_path in best.items():
+                times[GEMM_DTYPES[dt], b * groups, step + 1][family, Version(version)].append(ms * 1e-3)
+    newest = {f: max(v for kernels in times.values() for of, v in kernels if of == f) for f in FAMILIES
+              if any(of == f for kernels in times.values() for of, _ in kernels)}  # fmt: skip
+    found: dict = {family: {} for family in FAMILIES}
+    for (dt, work, ctx), kernels in times.items():
         roof = 2 * 128 * BYTES[dt] * work * ctx / peak["bandwidth"]
-        found.setdefault(dt, {})[work, ctx] = min(roof / min(float(np.median(v)) for v in by_path.values()), STREAMING)
+        seconds = {f: float(np.median(kernels[f, v])) for f, v in newest.items() if (f, v) in kernels}
+        for family in FAMILIES:
+            own = seconds.get(family) if family in newest else min(seconds.values(), default=None)
+            if own:
+                found[family].setdefault(dt, {})[work, ctx] = min(roof / own, STREAMING)
     return found
 
 
@@ -275,45 +286,6 @@ def streaming(package: str, system: str, peak: dict[str, float]) -> dict[str, fl
     }
 
 
-def nearest(axis: list[int], value: float) -> int:
-    """Grid point nearest in log distance."""
-    return min(axis, key=lambda x: abs(math.log(x) - math.log(max(value, 1e-9))))
-
-
-def fill(points: dict, axes: list[list[int]]) -> np.ndarray:
-    """Efficiencies on the grid; what was not measured is taken from the nearest measured point in log distance."""
-    keys = np.log2(np.array(list(points), float))
-    values = np.array(list(points.values()))
-    grid = np.empty([len(a) for a in axes])
-    for index in np.ndindex(*grid.shape):
-        at = tuple(axes[d][i] for d, i in enumerate(index))
-        grid[index] = points.get(at) or values[np.argmin(((keys - np.log2(np.array(at, float))) ** 2).sum(axis=1))]
-    return grid
-
-
-def error(points: dict, grid: np.ndarray, axes: list[list[int]]) -> tuple[int, float, float]:
-    """Points off the grid but inside its range: count, median and 90th percentile of |t_fit / t_measured - 1|."""
-    logs, off = np.log2(grid), []
-    for at, value in points.items():
-        inside = all(a[0] <= x <= a[-1] for x, a in zip(at, axes, strict=True))
-        if inside and any(x not in a for x, a in zip(at, axes, strict=True)):
-            off.append((at, value))
-    if not off:
-        return 0, 0.0, 0.0
-    errors = [abs(value / 2 ** interpolate(logs, axes, at) - 1) for at, value in off]
-    return len(off), float(np.median(errors)), float(np.percentile(errors, 90))
-
-
-def interpolate(logs: np.ndarray, axes: list[list[int]], at: tuple[float, ...]) -> float:
-    """Log2 efficiency at a point, linear in log2 of every axis."""
-    for axis, x in zip(axes, at, strict=True):
-        lg = np.log2(axis)
-        pos = np.interp(math.log2(x), lg, np.arange(len(axis)))
-        i = min(int(pos), len(axis) - 2)
-        logs = logs[i] * (1 - (pos - i)) + logs[i + 1] * (pos - i)
-    return float(logs)
-
-
 def write_surfaces(path: str, surfaces: list[tuple[str, str, np.ndarray, list[list[int]]]]) -> None:
     """One CSV file of surfaces."""
     with open(path, "w") as out:
@@ -339,19 +311,22 @@ def write_yaml(path: str, about: str, data: dict, sort: bool = False) -> None:
         yaml.safe_dump(data, out, sort_keys=sort)
 
 
-MAKERS = {"gemm": gemm_points, "decode_attention": decode_points, "prefill_attention": prefill_points}
-
-
 def fit_dense(package: str, system: str, path: str, peak: dict[str, float]) -> dict[str, list]:
     """Write the surfaces of matrix products and attention; their errors by kernel and dtype."""
+    made = {"gemm": gemm_points(package, system, peak), "prefill_attention": prefill_points(package, system, peak)}
+    made |= {f"decode_attention_{f}": by_dtype for f, by_dtype in decode_points(package, system, peak).items()}
     found, errors = [], {}
-    for kernel, make in MAKERS.items():
-        axes = list(AXES[kernel].values())
-        for dtype, points in make(package, system, peak).items():
-            grid = fill(points, axes)
+    for kernel, by_dtype in made.items():
+        axes = list(AXES["decode_attention" if kernel.startswith("decode_attention") else kernel].values())
+        for dtype, points in by_dtype.items():
+            if kernel == "gemm":
+                within = inside(points, axes)
+                held = {at: value for at, value in within.items() if is_held_back(at)}
+                grid = fitted({at: value for at, value in within.items() if at not in held}, axes)
+            else:
+                held, grid = off_grid(points, axes), fill(points, axes)
             found.append((kernel, dtype, grid, axes))
-            count, median, p90 = error(points, grid, axes)
-            errors[f"{kernel} {dtype}"] = [len(points), count, round(median, 3), round(p90, 3)]
+            errors[f"{kernel} {dtype}"] = [len(points), *error(held, grid, axes)]
     write_surfaces(path, found)
     return errors
 
@@ -408,7 +383,9 @@ def main() -> None:
     about = "kernels that only move data, by surface; they take the place of kernels.yaml's constants"
     write_yaml(f"{args.out}/streaming.yaml", about, floors)
     about = "grid of each surface; the last axis runs along a line of the CSV files"
-    write_yaml(f"{args.out}/axes.yaml", about, {**AXES, **{f"moe_{family}": EXPERT_AXES for family in FAMILIES}})
+    shared = {f"decode_attention_{family}": AXES["decode_attention"] for family in FAMILIES}
+    shared |= {f"moe_{family}": EXPERT_AXES for family in FAMILIES}
+    write_yaml(f"{args.out}/axes.yaml", about, {**AXES, **shared})
 
 
 if __name__ == "__main__":

@@ -80,7 +80,7 @@ def fit(
         ]
         return float(np.average([m for m, _ in means], weights=[w for _, w in means]))
 
-    best = score()
+    best = start = score()
     for _ in range(rounds):
         for name, (low, high) in bounds.items():
             for step in STEPS:
@@ -92,7 +92,7 @@ def fit(
                 else:
                     constants[name] = old
     e, half, _ = errors(rows, run)
-    print(stack, {k: float(f"{constants[k]:.3g}") for k in bounds}, f"score {best:.4f}")
+    print(stack, {k: float(f"{constants[k]:.3g}") for k in bounds}, f"score {start:.4f} -> {best:.4f}")
     for h in (0, 1):
         if (half == h).any():
             print(

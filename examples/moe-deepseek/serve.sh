@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Written by `planner emit`; edits are lost when it runs again.
 # Serves deepseek-ai/DeepSeek-R1 with SGLang 0.5.23 in fp8-block:
-# tensor parallel 2, pipeline 3, replicas 1,
-# 1 machine(s) of 6x h200.
+# tensor parallel 4, pipeline 2, replicas 1,
+# 1 machine(s) of 8x rtx-pro-6000-server.
 # Environment: MODEL (hub id or folder), SERVED_NAME, BIND_ADDRESS, PORT, REPLICAS (here), EXTRA_ARGS.
 set -euo pipefail
 
@@ -21,10 +21,10 @@ start_replica() { # replica index on this machine, port
         --served-model-name "$SERVED_NAME"
         --host "$BIND_ADDRESS"
         --port "$port"
-        --tp-size 2
-        --pp-size 3
+        --tp-size 4
+        --pp-size 2
         --context-length 4096
-        --max-running-requests 512
+        --max-running-requests 64
         --chunked-prefill-size 8192
         --kv-cache-dtype fp8_e4m3
         --enable-metrics

@@ -3,7 +3,7 @@
 # bash monitor.sh smi | dcgm | nsys | metrics | health; URL of the server in URL.
 set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
-url="${URL:-http://127.0.0.1:8000}"
+url="${URL:-http://127.0.0.1:30000}"
 case "${1:-smi}" in
     smi) # every 5 s: use, memory, power, clocks
         exec nvidia-smi --query-gpu=timestamp,index,name,utilization.gpu,utilization.memory,memory.used,memory.total,power.draw,temperature.gpu,clocks.sm --format=csv -l 5

@@ -2,8 +2,8 @@
 # Written by `planner emit`; edits are lost when it runs again.
 # Trains meta-llama/Llama-3.1-70B-Instruct (full) with Megatron Bridge 0.3.1 in bf16:
 # 16 processes on 2 machine(s) of 8x b200;
-# tensor 4, pipeline 2, data 2, ZeRO 1, micro-batch 2,
-# accumulation 64, checkpoint interval 0, offload none.
+# tensor 2, pipeline 4, data 2, ZeRO 1, micro-batch 1,
+# accumulation 128, checkpoint interval 0, offload none.
 # Environment: DATASET (needed), MODEL, OUTPUT_DIR, EXTRA_ARGS, MASTER_PORT.
 # The hub asks for an accepted licence for this model: export HF_TOKEN of an account that has it.
 # On each machine: MACHINE_INDEX (0, 1, ...) and MASTER_ADDR (or HOSTS, all addresses in that order).

@@ -98,6 +98,13 @@ def _precision(text: str, model: ModelSpec, gpu: Gpu) -> Precision:
     return found
 
 
+def _unsaid_kv(engine: str, weights: Precision, gpu: Gpu) -> str:
+    """KV cache of a row that does not state it: 16 bit, but for engines that take what quantised checkpoints ask for."""
+    low = weights.bits <= 8 and not weights.weight_only and "fp8" in gpu.peak_tflops
+    table: dict[str, str] = tables()["unsaid_kv_cache"]
+    return table.get(engine, table["otherwise"]) if low else table["otherwise"]
+
+
 def _parallel(row: dict[str, str]) -> tuple[int, int, int, int]:
     """tensor_parallel, pipeline_parallel, expert_parallel, attention_data_parallel of a row; unsaid = the fewest that hold it."""
     note = {k: int(v) for k, v in re.findall(r"(attn_dp|moe_tp|moe_ep)=(\d+)", row["note"])}
@@ -133,11 +140,10 @@ def read_case(index: int, row: dict[str, str], catalog: Catalog) -> Case:
     gpu = catalog.gpus[name]
     engine_name, generation, batching, budget = _match("engines", row["engine"], row["engine_version"])
     model = load_model(tables()["models"].get(row["model"].lower(), row["model"]), offline=True)
-    weights = _precision(row["precision_w"], model, gpu)
-    peak_flops(gpu, weights.compute_dtype)
-    unsaid_8bit = not row["kv_dtype"] and weights.bits <= 8 and not weights.weight_only and "fp8" in gpu.peak_tflops
     run = run_facts(row)
-    kv = kv_dtype("fp8" if row["kv_dtype"] == "fp8" or unsaid_8bit or run.get("kv_dtype") == "fp8" else "bf16")
+    weights = precision(run["precision"]) if "precision" in run else _precision(row["precision_w"], model, gpu)
+    peak_flops(gpu, weights.compute_dtype)
+    kv = kv_dtype(row["kv_dtype"] or run.get("kv_dtype") or _unsaid_kv(engine_name, weights, gpu))
     tensor, pipeline, experts, attention = _parallel(row)
     replicas = 1
     if row["load_kind"].startswith("mlperf"):

@@ -36,7 +36,7 @@ def test_low_risk_carries_the_load_at_the_low_end_of_the_capacity():
     work = Workload(rate_per_s=60.0)
     high, low = (answer({}, {"gpus": ("l40s",)}, risk, workload=work) for risk in ("high", "low"))
     assert low.predicted["capacity_requests_per_s"].low >= 60.0
-    assert low.deployment.data_parallel > high.deployment.data_parallel
+    assert low.deployment.gpus > high.deployment.gpus
 
 
 def test_low_risk_explains_in_the_same_measure():

@@ -5,8 +5,9 @@ import pytest
 from planner.errors import UnknownNameError
 from planner.estimator.time.engine_time import EXPERTS_OF, timing_row
 from planner.estimator.uncertainty import ranges
-from planner.validate.accuracy_serving import replay
-from planner.validate.serving_rows import run_facts
+from planner.hardware.catalog import load_catalog
+from planner.validate.accuracy_serving import COLUMNS, replay
+from planner.validate.serving_rows import read_case, run_facts
 
 BASE = {
     "model": "Llama-3.1-70B", "gpu": "H100-SXM-80GB", "n_gpus": "2", "tp": "2", "pp": "1", "precision_w": "fp8", "kv_dtype": "fp8",
@@ -181,3 +182,42 @@ def test_a_run_with_kernels_of_another_family_is_timed_with_those():
     )  # measured, with FlashInfer's TensorRT-LLM kernels and mxfp8 activations
     own = timing_row("vllm", "today")
     assert timing_row("vllm", f"today{EXPERTS_OF}trtllm") == {**own, "expert_kernels": "trtllm"}
+
+
+QWEN_235B = {
+    "model": "Qwen/Qwen3-235B-A22B-FP8", "gpu": "h200_sxm", "n_gpus": "2", "tp": "2", "precision_w": "fp8", "kv_dtype": "", "engine": "vllm",
+    "isl": "1000", "osl": "1000", "load_kind": "closed_loop", "note": "attn_dp=1 moe_tp=2 moe_ep=1", "metric": "tpot_ms",
+    "source": "aiconfigurator-core 0.12.0 systems/silicon_sample.csv id=qwen_h200_sxm_vllm_agg_1000x1000_c4_tp2_epnone_1",
+}  # fmt: skip
+
+
+def test_a_grouped_product_that_loads_every_expert_costs_few_users_as_much_as_many():
+    def more_users_cost(version):
+        few, many = (
+            predict(**QWEN_235B, engine_version=version, batch_or_concurrency=n).predicted for n in ("2", "16")
+        )
+        return many / few
+
+    assert more_users_cost("0.12.0") < 1.3
+    assert more_users_cost("0.18.0") > 1.7
+
+
+def test_a_cache_that_is_not_stated_is_what_the_engine_takes_unasked():
+    catalog = load_catalog()
+
+    def cache(**row):
+        return read_case(0, {**dict.fromkeys(COLUMNS, ""), **row}, catalog).shard.kv_dtype.name
+
+    asked = {**QWEN_235B, "batch_or_concurrency": "4"}
+    assert cache(**asked, engine_version="0.18.0") == "bf16"
+    assert cache(**{**asked, "engine": "sglang"}, engine_version="0.5.6") == "bf16"
+    assert cache(**{**asked, "engine": "trtllm"}, engine_version="1.0.0") == "fp8"
+    assert cache(**{**asked, "kv_dtype": "fp8"}, engine_version="0.18.0") == "fp8"
+    inferencex = {
+        **asked,
+        "model": "meta-llama/Llama-3.1-70B",
+        "source": INFERENCEX.format(gpu="h200_sxm", engine="vllm", cut="tp2_ep1"),
+    }
+    assert cache(**inferencex) == "fp8"  # stated by the script of the run
+    full = {**asked, "precision_w": "fp16", "model": "meta-llama/Llama-3.1-70B", "engine": "trtllm"}
+    assert cache(**full, engine_version="1.0.0") == "bf16"

@@ -32,7 +32,7 @@ def decode_step_s(
     """
     part = sequences / table.pipeline[shard]
     kernels = (
-        _tokens_s(table, timing, shard, engine, part) + table.decode_time_s(shard, part)
+        _tokens_s(table, timing, shard, engine, part) + table.decode_time_s(shard, timing.attention[engine], part)
     ) / timing.decode_efficiency[engine]
     kernels = np.maximum(kernels, table.floor_s[shard])
     eager = table.kernels[shard] * timing.launch_s[engine] * (1 - timing.graphs[engine])

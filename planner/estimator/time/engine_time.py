@@ -13,10 +13,13 @@ from planner.engines.records import EngineSpec
 from planner.errors import UnknownNameError
 from planner.estimator.time.surfaces import FloatArray, IntArray, read_data
 
-EXPERT_FAMILIES = ("vllm", "sglang", "trtllm", "marlin")
-"""Whose kernels run experts. marlin: vLLM's kernel for 16-bit activations and four-bit weights of any kind."""
+EXPERT_FAMILIES = ("vllm", "sglang", "trtllm", "marlin", "deepgemm")
+"""Whose kernels run experts. marlin: vLLM's kernel for 16-bit activations and four-bit weights of any kind. deepgemm: the grouped product of vLLM
+0.11 to 0.13 for weights in blocks of 8 bits on Hopper: each expert has a block of 128 rows of its own, loaded even when it is empty."""
 SOLVED_FAMILIES = EXPERT_FAMILIES[:3]
 """Those that the engines of a plan run unasked."""
+ATTENTION_FAMILIES = ("vllm", "sglang", "trtllm")
+"""Whose kernels run the attention of decode steps."""
 EXPERTS_OF = " with experts of "
 """Between a generation and a family: that generation with kernels of another family, as replayed runs may have set."""
 
@@ -43,7 +46,7 @@ def timing_row(name: str, version: str) -> dict[str, Any]:
 class EngineTiming:
     """Columns over E engines: seconds per step, per sequence and step, per request, per launch; graphs; whether prompts are prefilled before a decode step; efficiencies; quantises_apart: 1 where
     activations are quantised by kernels of their own; whose
-    kernels run the experts (index into EXPERT_FAMILIES)."""
+    kernels run the experts (index into EXPERT_FAMILIES) and the attention of decode steps (into ATTENTION_FAMILIES)."""
 
     step_s: FloatArray
     sequence_s: FloatArray
@@ -55,6 +58,7 @@ class EngineTiming:
     prefill_efficiency: FloatArray
     static: FloatArray
     family: IntArray
+    attention: IntArray
     quantises_apart: FloatArray
 
 
@@ -76,5 +80,6 @@ def engine_timing(engines: Sequence[EngineSpec]) -> EngineTiming:
         prefill_efficiency=column("prefill_efficiency"),
         static=np.array([float(e.batching == "static") for e in engines]),
         family=np.array([EXPERT_FAMILIES.index(r["expert_kernels"]) for r in rows], dtype=np.int64),
+        attention=np.array([ATTENTION_FAMILIES.index(r["attention_kernels"]) for r in rows], dtype=np.int64),
         quantises_apart=column("quantises_apart"),
     )

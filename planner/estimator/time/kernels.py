@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from planner.errors import InvalidValueError
 from planner.estimator.time.surfaces import FloatArray, Stack, expert_curve, read_data, read_kernel_data, surface_of
-from planner.hardware.records import Gpu
+from planner.hardware.records import Gpu, KernelFile
 from planner.models.precision import Precision
 from planner.space.shard import Shard
 from planner.units import GB, TERA
@@ -94,7 +94,7 @@ def _moe_dtype(precision: Precision) -> str:
 class Devices:
     """Per-shard facts as columns (S, 1): FLOP/s of weights and of 16-bit work, the most of either that was measured, bytes/s, bytes per weight and per KV element.
 
-    floor, streaming_floor: seconds of the shortest kernel; streaming_rate: bytes/s of kernels that only move data.
+    tile: rows of a tile of a matrix product; 1 where one's own surface was measured row by row. floor, streaming_floor: seconds of the shortest kernel; streaming_rate: bytes/s of kernels that only move data.
     scales_blocks: 1 where activations get a scale per block, which takes a kernel of its own before a product."""
 
     peak: FloatArray
@@ -110,20 +110,28 @@ class Devices:
     quantises_head: FloatArray
     scales_blocks: FloatArray
     borrowed: npt.NDArray[np.bool_]
+    tile: FloatArray
     floor: FloatArray
     streaming_floor: FloatArray
     streaming_rate: FloatArray
     gemm: Stack
     gemm16: Stack
-    decode: Stack
     prefill: Stack
     shards: tuple[Shard, ...]
 
+    def decode(self, family: str) -> Stack:
+        """Surfaces of the decode attention of one of engine_time.ATTENTION_FAMILIES."""
+        keys = [
+            (surface_of(s.gpu).surface, "fp8" if s.kv_dtype.bytes_per_element < 1.5 else "bf16") for s in self.shards
+        ]
+        return Stack.build(f"decode_attention_{family}", keys)
+
     def moe(self, family: str) -> Stack:
         """Grouped-GEMM surfaces of the kernels of one of engine_time.EXPERT_FAMILIES (only built for models with experts). Marlin's were
-        measured with integers of four bits; it unpacks all four-bit weights at the same cost."""
+        measured with integers of four bits; it unpacks all four-bit weights at the same cost. DeepGEMM was not measured: vLLM's others stand for it."""
         if family == "marlin":
             return Stack.build("moe_vllm", [(surface_of(s.gpu).surface, "int4") for s in self.shards])
+        family = "vllm" if family == "deepgemm" else family
         return Stack.build(f"moe_{family}", [(surface_of(s.gpu).surface, _moe_dtype(s.precision)) for s in self.shards])
 
 
@@ -156,6 +164,7 @@ def devices(shards: Sequence[Shard]) -> Devices:
             ]
         ),
         borrowed=np.array([surface_of(s.gpu).borrowed for s in shards]),
+        tile=_column([1.0 if isinstance(n, KernelFile) else constants()["tile_rows"] for n in names]),
         floor=_column([engine_constants(s.gpu)["kernel_floor_us"] * 1e-6 for s in shards]),
         streaming_floor=_column([engine_constants(s.gpu)["streaming_floor_us"] * 1e-6 for s in shards]),
         streaming_rate=_column(
@@ -163,10 +172,6 @@ def devices(shards: Sequence[Shard]) -> Devices:
         ),
         gemm=Stack.build("gemm", [(n, _kernel_dtype(s.precision)) for n, s in zip(names, shards, strict=True)]),
         gemm16=Stack.build("gemm", [(n, "bf16") for n in names]),
-        decode=Stack.build(
-            "decode_attention",
-            [(n, "fp8" if s.kv_dtype.bytes_per_element < 1.5 else "bf16") for n, s in zip(names, shards, strict=True)],
-        ),
         prefill=Stack.build("prefill_attention", [(n, "bf16") for n in names]),
         shards=tuple(shards),
     )
@@ -177,16 +182,22 @@ def _column_of(value: npt.ArrayLike) -> FloatArray:
     return array[:, None] if array.ndim == 1 else array
 
 
+def rows_in_tiles(m: FloatArray, tile: FloatArray) -> FloatArray:
+    """Rows that a product of m tokens works on. Kernels work in tiles of T rows: a step of any number of tokens fills half a tile for nothing on
+    average. The batches of captured graphs, up to 2 T, are whole tiles; between 2 T and 4 T the half comes in."""
+    return np.asarray(m + (tile - 1) / 2 * np.clip((m - 2 * tile) / (2 * tile), 0.0, 1.0))
+
+
 def gemm_s(
     dev: Devices, m: FloatArray, n: FloatArray, k: FloatArray, quantised: FloatArray | float = 1.0
 ) -> FloatArray:
     """Dense GEMM of m tokens (S, G) or (G,) with a weight of n x k per rank (S,).
 
-    flops = 2 m n k, never faster than any product measured; bytes = w n k + a m k + 2 m n; block-scaled activations are quantised first, (2 + a) m k bytes. quantised: share of shards (0/1 per shard, (S, 1)) whose weight is in the
+    m counts as the rows of the tiles it fills (rows_in_tiles). flops = 2 m n k, never faster than any product measured; bytes = w n k + a m k + 2 m n; block-scaled activations are quantised first, (2 + a) m k bytes. quantised: share of shards (0/1 per shard, (S, 1)) whose weight is in the
     precision of the shard; 0 = 16 bit. Weight-only precisions read few bytes and multiply in 16 bit at `dequant` of the rate.
     """
     quantised = np.broadcast_to(np.asarray(quantised, dtype=float), dev.peak.shape)
-    n_col, k_col = _column_of(n), _column_of(k)
+    n_col, k_col, m = _column_of(n), _column_of(k), rows_in_tiles(np.asarray(m, dtype=float), dev.tile)
 
     def variant(
         peaks: tuple[FloatArray, FloatArray],
@@ -213,13 +224,13 @@ def gemm_s(
 def moe_s(dev: Devices, stack: Stack, m: FloatArray, shape: MoeShape) -> FloatArray:
     """Routed experts of one layer on the busiest rank for m tokens (S, G) in the expert-parallel group.
 
-    Distinct experts touched = E (1 - (1 - k/E)^m) over uniform routing, of which each rank holds 1/expert_parallel; the busiest
+    Distinct experts touched: touched_share, of which each rank holds 1/expert_parallel; the busiest
     rank carries `imbalance` times the mean load. flops = 6 pairs h width (gated). Efficiency: as measured for these very experts, else the
     surface over width, weight bytes touched, tokens per expert.
     """
     local = _column_of(shape.experts / shape.expert_parallel)
     width, h = _column_of(shape.width), shape.hidden
-    touched = np.maximum(local * (1 - (1 - shape.top / shape.experts) ** m), 1e-9)
+    touched = np.maximum(local * touched_share(m, shape.experts, shape.top), 1e-9)
     balance = 1 + constants()["expert_imbalance"] * (_column_of(shape.expert_parallel) > 1)
     pairs = m * shape.top / _column_of(shape.expert_parallel) * balance
     matrices = 3 if shape.gated else 2
@@ -229,6 +240,18 @@ def moe_s(dev: Devices, stack: Stack, m: FloatArray, shape: MoeShape) -> FloatAr
     roof = np.maximum(flops / dev.peak, (weight + acts) / dev.bandwidth)
     eff = _of_this_shape(dev, stack, m, shape, stack.efficiency(width + 0 * m, weight / 1e6, pairs / touched))
     return np.asarray(np.maximum(np.maximum(roof / eff, flops / dev.best), 2 * dev.floor))
+
+
+def touched_share(m: FloatArray, experts: int, top: int) -> FloatArray:
+    """Share of the experts that m tokens touch: 1 - (1 - k/E)^(1 + a (m - 1)). Uniform routing has a = 1; the tokens of a batch are alike, and
+    touch as many as a smaller batch would (`routing_alike`)."""
+    return np.asarray(1 - (1 - top / experts) ** (1 + constants()["routing_alike"] * np.maximum(m - 1, 0.0)))
+
+
+def every_expert_tokens(experts: int, top: int) -> float:
+    """Tokens that touch 99 of 100 experts (the inverse of touched_share)."""
+    alone = float(np.log(0.01) / np.log1p(-min(top / experts, 0.99)))
+    return 1 + max(alone - 1, 0.0) / constants()["routing_alike"]
 
 
 def _of_this_shape(dev: Devices, stack: Stack, m: FloatArray, shape: MoeShape, otherwise: FloatArray) -> FloatArray:
@@ -266,8 +289,10 @@ class CacheShape:
     flops_per_token: FloatArray
 
 
-def decode_attention_s(dev: Devices, sequences: FloatArray, context: float, cache: CacheShape) -> FloatArray:
-    """Attention of one new token for `sequences` (S, G) sequences over `context` tokens each.
+def decode_attention_s(
+    dev: Devices, stack: Stack, sequences: FloatArray, context: float, cache: CacheShape
+) -> FloatArray:
+    """Attention of one new token for `sequences` (S, G) sequences over `context` tokens each. stack: whose kernels, of Devices.decode.
 
     bytes = sequences kv_heads context elements kv_bytes; MLA has one "head" shared by all query heads.
     """
@@ -275,7 +300,7 @@ def decode_attention_s(dev: Devices, sequences: FloatArray, context: float, cach
     kv_col = _column_of(kv_heads)
     amount = sequences * kv_col * context * elements * dev.kv_bytes
     flops = sequences * context * flops_per_token
-    eff = dev.decode.efficiency(sequences * kv_col * elements / 256, np.array([context]))
+    eff = stack.efficiency(sequences * kv_col * elements / 256, np.array([context]))
     return np.asarray(np.maximum(np.maximum(amount / dev.bandwidth, flops / dev.peak16) / eff, dev.floor))
 
 

@@ -17,6 +17,7 @@ from planner.estimator.time.kernels import (
     Devices,
     MoeShape,
     decode_attention_s,
+    every_expert_tokens,
     gemm_s,
     moe_s,
     prefill_attention_s,
@@ -30,7 +31,9 @@ ACTIVATION_BYTES = 2.0
 
 @dataclass(frozen=True)
 class Cut:
-    """How S replicas are cut, as (S,): ranks of the tensor group, of one attention group, expert-parallel ranks; the collectives of the groups."""
+    """How S replicas are cut, as (S,): ranks of the tensor group, of one attention group, expert-parallel ranks; the collectives of the groups.
+
+    every_expert: the kernels load the weights of all experts, however few tokens there are."""
 
     dev: Devices
     tensor: FloatArray
@@ -40,6 +43,8 @@ class Cut:
     tensor_reduce: SwitchReduce
     attention_reduce: SwitchReduce
     moe_stack: Stack | None
+    decode_stack: Stack
+    every_expert: bool = False
 
     @property
     def groups(self) -> FloatArray:
@@ -63,6 +68,9 @@ def mixer_tokenwise_s(cut: Cut, mixer: Mixer, hidden: int, m: FloatArray) -> Flo
         out = np.ceil(mixer.heads / ranks) * mixer.value_dim
         qkv = q * (2 if mixer.output_gate else 1) + kv
         time = gemm_s(dev, m, qkv, full, share) + gemm_s(dev, m, full, out, share)
+        if mixer.qk_norm_params:
+            keys = 0 if mixer.shared_kv or mixer.cross else np.ceil(mixer.kv_heads / ranks) * mixer.head_dim
+            time = time + streaming_s(dev, m * (2 * (q + keys))[:, None] * ACTIVATION_BYTES, 2.0)
         return np.asarray(time + streaming_s(dev, m * (2 * qkv)[:, None] * ACTIVATION_BYTES, 2.0))
     if isinstance(mixer, LatentAttention):
         heads = np.ceil(mixer.heads / ranks)
@@ -93,14 +101,14 @@ def mixer_decode_s(cut: Cut, mixer: Mixer, sequences: FloatArray, context: float
         reach = float(min(context, mixer.window)) if mixer.window else float(context)
         heads, kv = np.ceil(mixer.heads / ranks), np.ceil(mixer.kv_heads / ranks)
         elements = mixer.head_dim + mixer.value_dim
-        return decode_attention_s(dev, sequences, reach, CacheShape(kv, elements, 2.0 * heads * elements))
+        cache = CacheShape(kv, elements, 2.0 * heads * elements)
+        return decode_attention_s(dev, cut.decode_stack, sequences, reach, cache)
     if isinstance(mixer, LatentAttention):
         heads = np.ceil(mixer.heads / ranks)
         reach = float(min(context, mixer.indexer_top_k)) if mixer.indexer_top_k else float(context)
         flops = 2.0 * heads * (2 * mixer.kv_lora_rank + mixer.qk_rope_head_dim)
-        time = decode_attention_s(
-            dev, sequences, reach, CacheShape(np.ones_like(ranks), mixer.kv_lora_rank + mixer.qk_rope_head_dim, flops)
-        )
+        latents = CacheShape(np.ones_like(ranks), mixer.kv_lora_rank + mixer.qk_rope_head_dim, flops)
+        time = decode_attention_s(dev, cut.decode_stack, sequences, reach, latents)
         scan = sequences * context * mixer.indexer_dim * dev.kv_bytes
         return time + (streaming_s(dev, scan, 2.0) if mixer.indexer_dim else 0.0)
     state = 2 * (
@@ -147,7 +155,8 @@ def mlp_s(cut: Cut, layer: Layer, hidden: int, m: FloatArray) -> FloatArray:
     router = gemm_s(dev, m, np.full_like(ranks, float(mlp.experts)), full, 0.0) + streaming_s(
         dev, m * hidden * ACTIVATION_BYTES, 3.0
     )
-    time = moe_s(dev, cut.moe_stack, m, shape) + router
+    routed = np.maximum(m, every_expert_tokens(mlp.experts, mlp.experts_per_token)) if cut.every_expert else m
+    time = moe_s(dev, cut.moe_stack, routed, shape) + router
     return (
         np.asarray(time + dense(mlp.shared_intermediate, mlp.gated, m)) if mlp.shared_intermediate else np.asarray(time)
     )

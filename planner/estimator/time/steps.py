@@ -13,7 +13,7 @@ import numpy as np
 
 from planner.estimator.time.all_reduce import switch_reduce
 from planner.estimator.time.collectives import all_gather_s, fabric, p2p_s
-from planner.estimator.time.engine_time import SOLVED_FAMILIES
+from planner.estimator.time.engine_time import ATTENTION_FAMILIES, SOLVED_FAMILIES
 from planner.estimator.time.kernels import Devices, devices, gemm_s, streaming_s
 from planner.estimator.time.layers import (
     ACTIVATION_BYTES,
@@ -35,8 +35,8 @@ TOKEN_GRID_LOG2, BATCH_GRID_LOG2 = 15, 13  # 1 .. 16384 tokens, 1 .. 4096 sequen
 
 @dataclass(frozen=True)
 class StepTable:
-    """Times of S shards. tokenwise_s (F S, 15) over 2^0..2^14 tokens, family after family of expert kernels (F = 1 without experts); decode_s (S, 13) over 2^0..2^12 sequences (attention over the
-    cache at the mean context, output head, sampling); prefill_attention_s (S,) per prompt token; kernels (S,) launched a step.
+    """Times of S shards. tokenwise_s (F S, 15) over 2^0..2^14 tokens, family after family of expert kernels (F = 1 without experts); decode_s (3 S, 13) over 2^0..2^12 sequences (attention over the
+    cache at the mean context, output head, sampling), one after the other of ATTENTION_FAMILIES; prefill_attention_s (S,) per prompt token; kernels (S,) launched a step.
 
     groups (S,): attention groups of a replica, each with its own sequences; group_s (S, 15): what a group does token by token for its share of
     the tokens, part of tokenwise_s.
@@ -73,9 +73,9 @@ class StepTable:
         """Token-wise work of an attention group when a microbatch of `tokens` tokens is spread evenly over the groups."""
         return _lookup(self.group_s, shard, tokens)
 
-    def decode_time_s(self, shard: IntArray, sequences: FloatArray) -> FloatArray:
-        """Attention, head and sampling of a microbatch of `sequences` sequences."""
-        return _lookup(self.decode_s, shard, sequences)
+    def decode_time_s(self, shard: IntArray, family: IntArray, sequences: FloatArray) -> FloatArray:
+        """Attention, head and sampling of a microbatch of `sequences` sequences by the kernels of a family, an index into ATTENTION_FAMILIES."""
+        return _lookup(self.decode_s, shard + len(self.pipeline) * family, sequences)
 
 
 def _lookup(table: FloatArray, row: IntArray, x: FloatArray) -> FloatArray:
@@ -90,7 +90,7 @@ def _lookup(table: FloatArray, row: IntArray, x: FloatArray) -> FloatArray:
 
 
 def cut_of(shards: Sequence[Shard], dev: Devices) -> Cut:
-    """How the shards are cut, without expert kernels."""
+    """How the shards are cut, without expert kernels and with the first family's attention."""
     ranks = [s.tensor_parallel for s in shards]
     attention = [max(1, s.tensor_parallel // s.attention_data_parallel) for s in shards]
     links = [s.tensor_link for s in shards]
@@ -104,6 +104,7 @@ def cut_of(shards: Sequence[Shard], dev: Devices) -> Cut:
         tensor_reduce=switch_reduce(surfaces, links, ranks),
         attention_reduce=switch_reduce(surfaces, links, attention),
         moe_stack=None,
+        decode_stack=dev.decode(ATTENTION_FAMILIES[0]),
     )
 
 
@@ -154,6 +155,7 @@ def step_table(
     layers = len(model.layers)
     uneven = (np.ceil(layers / stages) * stages / max(layers, 1))[:, None]
 
+    attention = [replace(cut, decode_stack=dev.decode(family)) for family in ATTENTION_FAMILIES]
     decode: FloatArray = np.zeros((1, 1))
     prefill: FloatArray = np.zeros((1, 1))
     kernels = np.full(len(shards), 8.0)
@@ -162,15 +164,18 @@ def step_table(
         plain, more = kernels_per_layer(layer)
         kernels = kernels + count * (plain + quantised * more)
         for mixer in layer.mixers:
-            decode = decode + count * mixer_decode_s(cut, mixer, batches, context)
+            by_family = [mixer_decode_s(c, mixer, batches, context) for c in attention]
+            decode = decode + count * np.concatenate(by_family)
             prefill = prefill + count * mixer_prefill_s(cut, mixer, float(workload.input_tokens))
     hops = fabric([s.pipeline_link for s in shards], [min(2, s.pipeline_parallel) for s in shards])
     message = tokens * model.hidden * ACTIVATION_BYTES
     embed = streaming_s(dev, 2 * message, 1.0) + cut.tensor_reduce.time_s(message)
     shift = embed + (stages[:, None] - 1) * p2p_s(hops, message)
-    cuts = [replace(cut, moe_stack=dev.moe(family)) for family in families] if model.is_moe else [cut]
+    kinds = families if model.is_moe else ()
+    cuts = [replace(cut, moe_stack=dev.moe(f), every_expert=f == "deepgemm") for f in kinds] or [cut]
     tokenwise = np.concatenate([_tokenwise_s(c, model, tokens) * uneven + shift for c in cuts])
-    decode = decode * uneven + _head_s(model, cut, batches)
+    every = (len(attention), 1)
+    decode = decode * np.tile(uneven, every) + np.tile(_head_s(model, cut, batches), every)
     groups = cut.tensor / cut.attention
     quantising: FloatArray = np.zeros((len(shards), TOKEN_GRID_LOG2))
     grouped: FloatArray = np.zeros((len(shards), TOKEN_GRID_LOG2))

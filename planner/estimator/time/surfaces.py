@@ -127,6 +127,8 @@ def table_of(surface: Surface, kernel: str, dtype: str) -> FloatArray:
     """Log2 efficiency on the grid of `kernel`; a dtype the GPU was not measured in takes the nearest measured one."""
     if kernel.startswith("moe_"):
         surface = f"{_lender(surface) if isinstance(surface, KernelFile) else surface}-experts"
+    if kernel.startswith("decode_attention_") and isinstance(surface, KernelFile):
+        kernel = "decode_attention"  # one's own was measured with the one engine it has
     found = _tables(surface)
     order = read_dtype_order()[dtype]
     for candidate in order:
