@@ -44,6 +44,8 @@ MOE_DTYPES = {
 AXES = {
     "gemm": {"n": [256, 512, 1024, 2048, 4096, 8192, 16384, 65536], "k": [256, 512, 1024, 2048, 4096, 8192, 16384, 51200],
              "m": [1, 16, 32, 64, 128, 192, 256, 384, 512, 1024, 2048, 4096, 8192]},
+    "gemm_powers": {"n": [256, 512, 1024, 2048, 4096, 8192, 16384, 65536], "k": [256, 512, 1024, 2048, 4096, 8192, 16384, 51200],
+                    "m": [1, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768]},
     "decode_attention": {"sequences_x_kv_heads": [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048],
                          "context": [128, 512, 1024, 2048, 4096, 8192, 16384, 32768]},
     "prefill_attention": {"sequences_x_heads": [4, 8, 16, 32, 64, 128, 256], "tokens": [128, 256, 512, 1024, 2048, 4096, 8192, 16384]},
@@ -313,13 +315,19 @@ def write_yaml(path: str, about: str, data: dict, sort: bool = False) -> None:
 
 def fit_dense(package: str, system: str, path: str, peak: dict[str, float]) -> dict[str, list]:
     """Write the surfaces of matrix products and attention; their errors by kernel and dtype."""
-    made = {"gemm": gemm_points(package, system, peak), "prefill_attention": prefill_points(package, system, peak)}
+    products = gemm_points(package, system, peak)
+    powers = {
+        dt: {at: v for at, v in points.items() if at[2] & (at[2] - 1) == 0}
+        for dt, points in products.items()
+        if dt != "fp8_block"  # not of training here
+    }
+    made = {"gemm": products, "gemm_powers": powers, "prefill_attention": prefill_points(package, system, peak)}
     made |= {f"decode_attention_{f}": by_dtype for f, by_dtype in decode_points(package, system, peak).items()}
     found, errors = [], {}
     for kernel, by_dtype in made.items():
         axes = list(AXES["decode_attention" if kernel.startswith("decode_attention") else kernel].values())
         for dtype, points in by_dtype.items():
-            if kernel == "gemm":
+            if kernel.startswith("gemm"):
                 within = inside(points, axes)
                 held = {at: value for at, value in within.items() if is_held_back(at)}
                 grid = fitted({at: value for at, value in within.items() if at not in held}, axes)

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Written by `planner emit`; edits are lost when it runs again.
 # Trains meta-llama/Llama-3.1-70B-Instruct (full) with Megatron Bridge 0.3.1 in bf16:
-# 16 processes on 2 machine(s) of 8x b200;
-# tensor 2, pipeline 4, data 2, ZeRO 1, micro-batch 1,
+# 32 processes on 4 machine(s) of 8x h100-sxm;
+# tensor 4, pipeline 4, data 2, ZeRO 1, micro-batch 1,
 # accumulation 128, checkpoint interval 0, offload none.
 # Environment: DATASET (needed), MODEL, OUTPUT_DIR, EXTRA_ARGS, MASTER_PORT.
 # The hub asks for an accepted licence for this model: export HF_TOKEN of an account that has it.
@@ -35,5 +35,5 @@ if [[ -z "$MACHINE_INDEX" || -z "${MASTER_ADDR:-}" ]]; then
     echo "set MACHINE_INDEX and MASTER_ADDR (or HOSTS)" >&2
     exit 2
 fi
-exec torchrun --nnodes 2 --nproc-per-node 8 \
+exec torchrun --nnodes 4 --nproc-per-node 8 \
     --node-rank "$MACHINE_INDEX" --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT" "${script[@]}"

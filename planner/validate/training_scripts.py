@@ -6,6 +6,7 @@ micro_batch x longest tokens: longest = the longest sample of the script's datas
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -99,6 +100,8 @@ def extra_constants(row: Row, technique: str) -> dict[str, float]:
     for tuner in data["tuners"]:
         if tuner["match"] in row["source"]:
             found.update(tuner["constants"])
+    group = re.search(r"\(group (\d+)\)", row["zero_or_fsdp_stage"])
+    found.update({"zero_group": float(group[1])} if group else {})
     words = [technique] if technique else []
     words += ["activation_offload"] if "activations" in row["offload"].lower() else []
     words += ["optimizer_in_backward"] if "optimizer_in_bwd" in row["optimizer"] else []

@@ -212,3 +212,24 @@ def test_cost_of_a_run():
     steps = run_steps(job, [256, 100])
     assert steps.tolist() == [954, 2442]
     assert run_cost_usd(run_time_s(steps, [2.0, 1.0]), 36.0).tolist() == pytest.approx([19.08, 24.42])
+
+
+def test_states_shared_within_a_machine_are_gathered_there():
+    """ZeRO-1 among 8 of 64 ranks: weights are gathered inside the machine, gradients summed instead of scattered, states divided by 8."""
+    hw, layout = hardware(fabric="roce-50g"), row("megatron_bridge", dp=64, zero=1, ga=1)
+
+    def at(**constants):
+        changed = [replace(f, constants={**f.constants, **constants}) for f in FRAMEWORKS]
+        return training_time(LLAMA, JOB, hw, changed, TrainRows.of([layout]))
+
+    bare = {"gather_hidden": 0.0, "data_overlap": 1.0, "hidden_tax": 0.0}
+    everywhere, near = at(**bare), at(**bare, zero_group=8.0)
+    fixed = at(**bare, optimizer_efficiency=1e9).optimizer_s[0]
+    assert near.optimizer_s[0] - fixed == pytest.approx(8 * (everywhere.optimizer_s[0] - fixed), rel=0.01)
+    gathered = 2 * LLAMA.params_total * 63 / 64 / (50e9 * 0.9)
+    assert everywhere.data_comm_exposed_s[0] > gathered  # over the network, behind nothing
+    assert (
+        at(**{**bare, "gather_hidden": 1.0}).data_comm_exposed_s[0] < everywhere.data_comm_exposed_s[0] - 0.2 * gathered
+    )
+    assert near.data_comm_exposed_s[0] != pytest.approx(everywhere.data_comm_exposed_s[0], rel=0.05)
+    assert at(**bare, zero_group=64.0).step_time_s == pytest.approx(everywhere.step_time_s)

@@ -106,10 +106,12 @@ def _hop_bytes(model: ModelSpec, work: Work) -> FloatArray:
 
 @dataclass(frozen=True)
 class Sync:
-    """Data-parallel traffic of U2 combinations: seconds per micro-batch, a step, of one layer; parameters owned, frozen bytes kept."""
+    """Data-parallel traffic of U2 combinations: seconds per micro-batch, a step, a step behind which nothing is computed, of one layer; parameters
+    owned, frozen bytes kept."""
 
     each_s: FloatArray
     once_s: FloatArray
+    bare_s: FloatArray
     first_s: FloatArray
     owned: FloatArray
     frozen: FloatArray
@@ -183,12 +185,20 @@ def sync_s(
     expert_group = _groups(hw, np.where(expert > 1, expert, tensor), spread)
     calls = np.maximum(1.0, layers)
 
+    among = (
+        framework.number("zero_group") or np.inf
+    )  # beyond it states are copies, and gradients are summed instead of scattered
+    near = _groups(hw, tensor, np.minimum(ranks, among).astype(np.int64))
+
     def seconds(
-        message: tuple[FloatArray, FloatArray], times: FloatArray | float = 1.0, move: Collective = all_gather_s
+        message: tuple[FloatArray, FloatArray],
+        times: FloatArray | float = 1.0,
+        move: Collective = all_gather_s,
+        within: Fabric = group,
     ) -> FloatArray:
         """Of `times` collectives a layer."""
         many = np.maximum(times, 1.0) * calls
-        whole = _flat(move(group, (message[0] / many)[:, None])) * (message[0] > 0)
+        whole = _flat(move(within, (message[0] / many)[:, None])) * (message[0] > 0)
         routed = _flat(move(expert_group, (message[1] / many)[:, None])) * (message[1] > 0)
         return np.asarray(many * (whole + routed))
 
@@ -197,7 +207,9 @@ def sync_s(
     each_gather = seconds(moved.gather_each, np.where(zero == 3, passes, 1.0))
     each = each_gather + seconds(moved.scatter_each, move=reduce_scatter_s)
     each = each + 2 * seconds(moved.reduce_each) * _flat(group.all_reduce)
-    once = seconds(moved.gather_once) + seconds(moved.scatter_once, move=reduce_scatter_s)
+    gathered = seconds(moved.gather_once, within=near)
+    hidden = framework.number("gather_hidden")
+    once = hidden * gathered + seconds(moved.scatter_once, move=reduce_scatter_s) * np.where(ranks > among, 2, 1)
     once = once + 2 * seconds(moved.reduce_once) * _flat(group.all_reduce)
     again_each, again_once = _allocated_s(framework, moved, (dense + experts, largest, ends), zero)
     several = (ranks > 1).astype(float)
@@ -205,10 +217,10 @@ def sync_s(
     bucket = np.minimum(dense + experts, framework.number("bucket_elements"))
     copies = reduce_passes_s(hw.gpu, framework, zero, dense + experts, bucket) * several
     each, once = each + copies * (zero >= 2), once + copies * (zero < 2)
-    split = np.where(zero >= 1, ranks, 1)
+    split = np.where(zero >= 1, np.minimum(ranks, among), 1)
     owned = dense / split + experts / np.where(zero >= 1, spread, 1)
     first = np.where(zero == 3, each_gather / (passes * calls), 0.0)
-    return Sync(each, once, first, owned, frozen_kept(job, framework, zero, frozen, ranks))
+    return Sync(each, once, (1 - hidden) * gathered, first, owned, frozen_kept(job, framework, zero, frozen, ranks))
 
 
 def _allocated_s(

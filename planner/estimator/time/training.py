@@ -224,7 +224,7 @@ def _exposed_s(
     n, each, once = framework.number, sync.each_s[at], sync.once_s[at]
     left = np.maximum(each - n("data_overlap") * hides[0], sync.first_s[at]) * m
     left = left + np.maximum(once - n("data_overlap") * hides[1], 0.0)
-    return np.asarray(left + n("hidden_tax") * np.maximum(each * m + once - left, 0.0))
+    return np.asarray(left + sync.bare_s[at] + n("hidden_tax") * np.maximum(each * m + once - left, 0.0))
 
 
 def layer_and_head_s(
