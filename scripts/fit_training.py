@@ -17,7 +17,8 @@ import numpy as np
 
 from planner.engines.training import stacks
 from planner.validate.accuracy_training import range_kind, replay, replay_memory_training
-from planner.validate.training_cases import half_of, read_case, read_memory_case, tables
+from planner.validate.training_cases import half_of, read_case, read_memory_case
+from planner.validate.training_models import tables
 
 WIDER = np.arange(1.0, 4.01, 0.05)
 STEPS = (0.6, 0.8, 0.9, 0.95, 1.05, 1.1, 1.25, 1.6)

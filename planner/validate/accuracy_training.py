@@ -27,12 +27,11 @@ from planner.validate.prediction import Prediction
 from planner.validate.training_cases import (
     TIME_METRICS,
     Case,
-    SkipRowError,
     half_of,
     read_case,
     read_memory_case,
-    tables,
 )
+from planner.validate.training_models import SkipRowError, tables
 
 __all__ = ["half_of", "replay", "replay_memory_training"]
 

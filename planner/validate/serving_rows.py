@@ -123,6 +123,32 @@ def _links(gpu: Gpu, catalog: Catalog) -> Link | None:
     return catalog.links.get(getattr(gpu, "default_link", "") or "")
 
 
+def _gpu(row: dict[str, str], catalog: Catalog) -> Gpu:
+    name, reason = _match("gpus", row["gpu"])
+    if name is None:
+        raise SkipError(reason)
+    if name not in catalog.gpus:
+        raise SkipError(f"{name} is not in the hardware catalog")
+    return catalog.gpus[name]
+
+
+def _shard(
+    row: dict[str, str], run: dict[str, Any], model: ModelSpec, engine: str, catalog: Catalog
+) -> tuple[Shard, int]:
+    """How the model was cut and stored, and how many replicas ran."""
+    gpu = _gpu(row, catalog)
+    weights = precision(run["precision"]) if "precision" in run else _precision(row["precision_w"], model, gpu)
+    peak_flops(gpu, weights.compute_dtype)
+    kv = kv_dtype(row["kv_dtype"] or run.get("kv_dtype") or _unsaid_kv(engine, weights, gpu))
+    tensor, pipeline, experts, attention = _parallel(row)
+    replicas = 1
+    if row["load_kind"].startswith("mlperf"):
+        tensor, replicas = _smallest_group(model, gpu, weights, int(_number(row["n_gpus"], 1)))
+    link = _links(gpu, catalog)
+    links = link if tensor > 1 else None, link if pipeline > 1 else None
+    return Shard(gpu, weights, kv, tensor, pipeline, *links, experts, attention), replicas
+
+
 def read_case(index: int, row: dict[str, str], catalog: Catalog) -> Case:
     """What a row says, or SkipError with the reason."""
     if row["metric"] not in METRICS:
@@ -132,38 +158,16 @@ def read_case(index: int, row: dict[str, str], catalog: Catalog) -> Case:
     unlike = tables()["unlike"].get(row["model"].lower(), "") if row["load_kind"].startswith("mlperf") else ""
     if unlike:
         raise SkipError(unlike)
-    name, reason = _match("gpus", row["gpu"])
-    if name is None:
-        raise SkipError(reason)
-    if name not in catalog.gpus:
-        raise SkipError(f"{name} is not in the hardware catalog")
-    gpu = catalog.gpus[name]
+    _gpu(row, catalog)
     engine_name, generation, batching, budget = _match("engines", row["engine"], row["engine_version"])
     model = load_model(tables()["models"].get(row["model"].lower(), row["model"]), offline=True)
     run = run_facts(row)
-    weights = precision(run["precision"]) if "precision" in run else _precision(row["precision_w"], model, gpu)
-    peak_flops(gpu, weights.compute_dtype)
-    kv = kv_dtype(row["kv_dtype"] or run.get("kv_dtype") or _unsaid_kv(engine_name, weights, gpu))
-    tensor, pipeline, experts, attention = _parallel(row)
-    replicas = 1
-    if row["load_kind"].startswith("mlperf"):
-        tensor, replicas = _smallest_group(model, gpu, weights, int(_number(row["n_gpus"], 1)))
-    link = _links(gpu, catalog)
-    shard = Shard(
-        gpu,
-        weights,
-        kv,
-        tensor,
-        pipeline,
-        link if tensor > 1 else None,
-        link if pipeline > 1 else None,
-        experts,
-        attention,
-    )
+    shard, replicas = _shard(row, run, model, engine_name, catalog)
     generation, budget = run.get("generation", generation), run.get("max_num_batched_tokens", budget)
     version = f"{generation}{EXPERTS_OF}{run['experts']}" if "experts" in run else generation
+    vendors = (shard.gpu.vendor,)
     engine = EngineSpec(
-        engine_name, version, (gpu.vendor,), 0.0, batching, True, True, True, True, "any", "", (), {}, "", False
+        engine_name, version, vendors, 0.0, batching, True, True, True, True, "any", "", (), {}, "", False
     )
     tokens, output = _lengths(row)
     load = _load(row)
@@ -173,21 +177,10 @@ def read_case(index: int, row: dict[str, str], catalog: Catalog) -> Case:
         else (1.0, row["isl"] in tables()["equal_answers"]["prompt_tokens"], False, False)
     )
     budget = min(budget, tokens + int(load or 0)) if one_prompt else budget
+    pause = _pause(run, shard.attention_data_parallel)
+    kind, metric = row["load_kind"], row["metric"]
     return Case(
-        index,
-        model,
-        shard,
-        engine,
-        budget,
-        tokens,
-        output,
-        row["load_kind"],
-        load,
-        row["metric"],
-        replicas,
-        equal,
-        in_step,
-        _pause(run, attention),
+        index, model, shard, engine, budget, tokens, output, kind, load, metric, replicas, equal, in_step, pause
     )
 
 

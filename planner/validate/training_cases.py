@@ -8,18 +8,17 @@ from __future__ import annotations
 import hashlib
 import re
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache
 from typing import Any
 
 from planner.engines.training import Framework, stacks
 from planner.errors import PlannerError
-from planner.estimator.time.surfaces import read_data
 from planner.hardware.records import Catalog
 from planner.models.load import load_model
-from planner.models.spec import Attention, DenseMlp, Layer, ModelSpec, MoeMlp
+from planner.models.spec import ModelSpec
 from planner.request import OFFLOADS, TrainJob, TrainMethod
 from planner.space.hardware_classes import HardwareClass
 from planner.units import GB, GIB, MIB
+from planner.validate.training_models import SkipRowError, listed_model, model_of, number, special_model, tables
 from planner.validate.training_scripts import (
     Script,
     adapter_rank,
@@ -31,10 +30,6 @@ from planner.validate.training_scripts import (
 )
 
 TIME_METRICS = ("step_time_s", "tokens_per_s_per_gpu", "tflops_per_gpu", "mfu")
-
-
-class SkipRowError(Exception):
-    """A row that cannot be predicted, with the reason."""
 
 
 @dataclass(frozen=True)
@@ -61,107 +56,10 @@ class Case:
     assumed: tuple[str, ...] = ()
 
 
-@cache
-def tables() -> dict[str, Any]:
-    """training_rows.yaml, loaded safely."""
-    found: dict[str, Any] = read_data("planner.validate", "training_rows.yaml")
-    return found
-
-
 def half_of(row: dict[str, str]) -> int:
     """0: the row may be fitted; 1: held back. By (model, gpu, source repository)."""
     key = "|".join((row["model"], row["gpu"].split(" ")[0], row["source"].split("@")[0]))
     return hashlib.sha256(key.encode()).digest()[0] & 1
-
-
-def _number(text: str, default: float | None = None) -> float:
-    match = re.search(r"\d+(?:\.\d+)?(?:[eE][+-]?\d+)?", text or "")
-    if match:
-        return float(match[0])
-    if default is None:
-        raise SkipRowError("a number that the estimate needs is not stated")
-    return default
-
-
-def dense_model(row: dict[str, str]) -> ModelSpec:
-    """A model of equal layers from the dimensions of the row; two or three matrices as its parameter count says, or as the known model
-    has of which it is the first so many layers ("NAME-7L")."""
-    cut = re.fullmatch(r"(.+)-(\d+)L", row["model"])
-    if cut and not row["params_b"]:
-        whole = load_model(tables()["models"].get(cut[1], cut[1]), offline=True)
-        return replace(whole, name=row["model"], layers=whole.layers[: int(cut[2])])
-    layers, hidden, heads, vocab = (int(_number(row[c])) for c in ("layers", "hidden", "heads", "vocab"))
-    kv, width = int(_number(row["kv_heads"], heads)), int(_number(row["ffn"]))
-    return _dense(row["model"], (layers, hidden, heads, kv, width, vocab), _number(row["params_b"]) * 1e9)
-
-
-@lru_cache(maxsize=1024)
-def _dense(name: str, dims: tuple[int, ...], stated: float) -> ModelSpec:
-    layers, hidden, heads, kv, width, vocab = dims
-
-    def build(gated: bool, tied: bool) -> ModelSpec:
-        layer = Layer((Attention(heads, kv, hidden // heads),), DenseMlp(width, gated), 2 * hidden)
-        return ModelSpec(name, "dense", hidden, vocab, 1 << 21, (layer,) * layers, tied, hidden)
-
-    choices = [build(g, t) for g in (False, True) for t in (True, False)]
-    return min(choices, key=lambda m: abs(m.params_total - stated))
-
-
-def _model(row: dict[str, str]) -> ModelSpec:
-    name = tables()["models"].get(row["model"])
-    if name:
-        return load_model(name, offline=True)
-    dims = tables()["dimensions"].get(row["model"])
-    if dims:
-        return _dense(row["model"], tuple(dims), _number(row["params_b"]) * 1e9)
-    special = _special(row["model"])
-    if special is not None:
-        return special
-    if row["layers"] and row["ffn"] and "x" not in row["ffn"] and row["kv_heads"] != "MLA":
-        return dense_model(row)
-    try:
-        return load_model(row["model"], offline=True)
-    except PlannerError:
-        raise SkipRowError(
-            f"dimensions of {row['model']} are not in the row, and no known model has its name"
-        ) from None
-
-
-@cache
-def _special(name: str) -> ModelSpec | None:
-    """Models of training_rows.yaml that no configuration of one kind of layer describes: encoder-decoders, variants, experts."""
-    table = tables()
-    if name in table["encoder_decoders"]:
-        return _encoder_decoder(name, table["encoder_decoders"][name])
-    if name in table["variants"]:
-        return _variant_of(name, **table["variants"][name])
-    dims = table["experts"].get(name)
-    if dims is None:
-        return None
-    layers, hidden, heads, kv, experts, active, width, shared, vocab = dims
-    mlp = MoeMlp(experts, active, width, shared, router_params=experts * hidden)
-    layer = Layer((Attention(heads, kv, hidden // heads),), mlp, 2 * hidden)
-    return ModelSpec(name, "moe", hidden, vocab, 1 << 21, (layer,) * layers, True, hidden)
-
-
-def _encoder_decoder(name: str, dims: list[Any]) -> ModelSpec:
-    """Encoder and decoder as one stack; a decoder layer has a second attention over the encoder's output."""
-    encoder, decoder, hidden, heads, head_dim, width, vocab, tied = dims
-    attention = Attention(heads, heads, head_dim)
-    first = Layer((attention,), DenseMlp(width, True), 2 * hidden)
-    second = Layer((attention, attention), DenseMlp(width, True), 3 * hidden)
-    layers = (first,) * encoder + (second,) * decoder
-    return ModelSpec(name, "t5", hidden, vocab, 1 << 21, layers, bool(tied), 2 * hidden)
-
-
-def _variant_of(name: str, like: str, experts: int, vocab: int) -> ModelSpec:
-    """A known model with another number of experts and another vocabulary."""
-    base, changed = load_model(like, offline=True), {}
-    for layer, _ in base.layer_groups:
-        if isinstance(layer.mlp, MoeMlp):
-            router = layer.mlp.router_params * experts // layer.mlp.experts
-            changed[layer] = replace(layer, mlp=replace(layer.mlp, experts=experts, router_params=router))
-    return replace(base, name=name, vocab=vocab, layers=tuple(changed.get(x, x) for x in base.layers))
 
 
 def _catalog_name(name: str, catalog: Catalog) -> str:
@@ -278,7 +176,7 @@ def _unreadable(row: dict[str, str]) -> str:
 
 def _tokens(row: dict[str, str]) -> tuple[int, tuple[str, ...]]:
     """Tokens of a sample, and what was assumed for them; the longest of a dataset where samples are padded, not packed."""
-    limit, stated = int(_number(row["seq_len"], 0.0)) or None, script_of(row).tokens
+    limit, stated = int(number(row["seq_len"], 0.0)) or None, script_of(row).tokens
     if stated:
         return stated, (f"{stated} tokens a sample",)
     padded = "packing=false" in row["notes"] or "cumulative technique: Baseline" in row["notes"]
@@ -297,7 +195,7 @@ def _stack(row: dict[str, str], name: str) -> str:
     sharding = row["zero_or_fsdp_stage"]
     if script_of(row).stack:
         return script_of(row).stack
-    alone = int(_number(row["n_gpus"], 1)) == 1 and not sharding.startswith("zero")
+    alone = int(number(row["n_gpus"], 1)) == 1 and not sharding.startswith("zero")
     if name not in tables()["one_gpu"] or alone:
         return name
     if sharding.startswith("dist-optimizer"):
@@ -311,16 +209,16 @@ def _stack(row: dict[str, str], name: str) -> str:
 
 def _layout(row: dict[str, str], method: str) -> tuple[int, ...]:
     """The columns of TrainRows as the row states them."""
-    data, stated = int(_number(row["dp"], 1)), row["micro_batch"] or str(script_of(row).micro_batch or "")
+    data, stated = int(number(row["dp"], 1)), row["micro_batch"] or str(script_of(row).micro_batch or "")
     micro = stated or str(assumed_micro_batch(row) or "")
-    mbs = int(_number(micro)) if "see source" not in micro else (2 if method == "qlora" else 8)
+    mbs = int(number(micro)) if "see source" not in micro else (2 if method == "qlora" else 8)
     if row["global_batch"].startswith("mbs"):
-        accumulation = int(_number(row["global_batch"], 1))
+        accumulation = int(number(row["global_batch"], 1))
     else:
-        accumulation = max(1, round(_number(row["global_batch"], mbs * data) / (mbs * data)))
-    degrees = (int(_number(row[axis], 1)) for axis in ("tp", "pp", "cp"))
+        accumulation = max(1, round(number(row["global_batch"], mbs * data) / (mbs * data)))
+    degrees = (int(number(row[axis], 1)) for axis in ("tp", "pp", "cp"))
     interval = int((script_of(row).recompute or row["recompute"]).startswith("full"))
-    return (0, *degrees, data, int(_number(row["ep"], 1)), _zero(row), mbs, accumulation, interval, _offload(row))
+    return (0, *degrees, data, int(number(row["ep"], 1)), _zero(row), mbs, accumulation, interval, _offload(row))
 
 
 def read_case(row: dict[str, str], catalog: Catalog) -> Case:
@@ -345,7 +243,7 @@ def read_case(row: dict[str, str], catalog: Catalog) -> Case:
         lora_rank=_rank(row),
         frozen_precision="int8-w8a8" if method == "qlora" and re.search("8 ?bit", row["precision"]) else None,
     )
-    model, share = _trained(_model(row), script)
+    model, share = _trained(model_of(row), script)
     changed = extra_constants(row, technique) | share
     return Case(
         model=model,
@@ -353,7 +251,7 @@ def read_case(row: dict[str, str], catalog: Catalog) -> Case:
         framework=_changed(stacks()[name], changed),
         hw=_hardware(row, catalog, source.get("fabric")),
         layout=_layout(row, method),
-        interleave=_number(row["interleave"], 1),
+        interleave=number(row["interleave"], 1),
         metric=row["metric"],
         recompute_stated=not row["recompute"].startswith("not stated"),
         flops_attention=source["attention"],
@@ -402,16 +300,16 @@ def read_memory_case(row: dict[str, str], catalog: Catalog) -> Case:
         raise SkipRowError("rate of padded micro-batches: lengths of their samples are not stated")
     longest = not match[3] or padded
     limit = row.get("max_model_len", "")
-    tokens, batch = int(_number(limit) if longest else int(match[3])), int(_number(row["batch"]))
+    tokens, batch = int(number(limit) if longest else int(match[3])), int(number(row["batch"]))
     if longest and match[3] and "padding-free" in kernels:  # the longest sample beside others of the mean length
         tokens = (tokens + (batch - 1) * int(match[3])) // batch
     names = table["stacks"]["foak" if "foak" in kernels else "none"]
     framework = _changed(stacks()[names[1 if gpus > 1 else 0]], kernel_constants(kernels, gpus))
     dims = table["dimensions"].get(row["model"])
     model = (
-        _listed(row["model"], tuple(dims))
+        listed_model(row["model"], tuple(dims))
         if dims
-        else _special(row["model"]) or load_model(table["names"].get(row["model"], row["model"]), offline=True)
+        else special_model(row["model"]) or load_model(table["names"].get(row["model"], row["model"]), offline=True)
     )
     kind = row["quant"].split(" ", 1)
     frozen = table["frozen"].get(kind[1])
@@ -438,10 +336,3 @@ def read_memory_case(row: dict[str, str], catalog: Catalog) -> Case:
         model, job, framework, hw, layout, 1.0, row["metric"], True, "causal", False, unit, failed=failed,
         assumed=(f"longest sample = the limit of {limit} tokens",) if longest else (),
     )  # fmt: skip
-
-
-@lru_cache(maxsize=16)
-def _listed(name: str, dims: tuple[Any, ...]) -> ModelSpec:
-    layers, hidden, width, heads, kv, vocab, gated = dims
-    layer = Layer((Attention(heads, kv, hidden // heads),), DenseMlp(width, bool(gated)), 2 * hidden)
-    return ModelSpec(name, "dense", hidden, vocab, 1 << 21, (layer,) * layers, True, hidden)
