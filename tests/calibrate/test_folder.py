@@ -17,6 +17,7 @@ from planner.estimator.time.collectives import all_gather_s, all_reduce_s, fabri
 from planner.estimator.time.kernels import constants, device_constants
 from planner.estimator.time.surfaces import axes, surface_of, table_of
 from planner.hardware.catalog import load_catalog
+from planner.hardware.records import KernelFile
 from planner.validate.calibrate import files
 from planner.validate.calibrate import run as measuring
 from planner.validate.calibrate.grid import Point, coarse_first, filled
@@ -349,3 +350,9 @@ def test_this_machine_is_measured_for_real(tmp_path, capsys):
     assert gpu.measured["attention_backward"] >= 1
     assert table_of(gpu.kernels, "decode_attention", "bf16").size
     assert [p.name for p in tmp_path.iterdir()] == ["here"]
+
+
+def test_a_file_of_another_grid_is_to_be_made_again():
+    old = KernelFile("kernels/old.csv", "gemm,bf16,256,256" + ",0.5" * 11 + "\n")
+    with pytest.raises(CatalogError, match=r"has 11 values.*this version needs 832.*planner calibrate"):
+        table_of(old, "gemm", "bf16")

@@ -96,7 +96,9 @@ def _table(label: str, key: tuple[str, str], rows: list[str]) -> FloatArray:
         raise CatalogError(f"{label}: {' '.join(key)} has a value that is no number", "") from None
     if values.size != np.prod(shape):
         raise CatalogError(
-            f"{label}: {' '.join(key)} has {values.size} values", f"the grid of axes.yaml needs {np.prod(shape)}"
+            f"{label}: {' '.join(key)} has {values.size} values",
+            f"the grid of this version needs {np.prod(shape)}",
+            "Make the file again (planner calibrate).",
         )
     if not np.all(np.isfinite(values)) or values.min() <= 0:
         raise CatalogError(f"{label}: {' '.join(key)} has an efficiency that is not above 0", "")
