@@ -87,9 +87,11 @@ class MissingExtraError(InputError):
     """A package of an optional extra is needed and not installed."""
 
     def __init__(self, package: str, extra: str, purpose: str) -> None:
-        self.command = f"pip install 'llm-hardware-planner[{extra}]'"
+        self.command = f"pip install '.[{extra}]'"
         super().__init__(
-            f"{purpose} needs the package {package!r}", "it is not installed", f"Install it with: {self.command}"
+            f"{purpose} needs the package {package!r}",
+            "it is not installed",
+            f"Install it in the project's folder: {self.command}",
         )
 
 

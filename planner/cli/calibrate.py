@@ -29,7 +29,7 @@ def calibrate(
 ) -> None:
     """Measure this machine: matrix products, memory, attention, collectives, host link; and write it as a catalog folder.
 
-    Use it with --catalog DIR --on 1xNAME. Needs pip install 'llm-hardware-planner[profile]'.
+    Use it with --catalog DIR --on 1xNAME. Needs pip install '.[profile]'.
 
     Example: planner calibrate --out this-machine
     """

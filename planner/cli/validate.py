@@ -52,7 +52,7 @@ def validate(o: Given) -> int:
     dry builds the plan's transformers model from its config alone (no weights, no GPU, no network), runs one rank of the
     planned sharding on fake tensors and counts memory, FLOPs and messages. Parts that differ by more than 5% are named in a line of
     their own and in `beyond_tolerance`; the exit code is 0 all the same, since the check was done. It needs torch and transformers:
-    pip install 'llm-hardware-planner[profile]'.
+    pip install '.[profile]'.
 
     device runs a few layers of one rank's shard on the GPU at hand (or the CPU, where the plan is for one) and times them.
 

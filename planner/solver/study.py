@@ -111,6 +111,7 @@ def axes_of(model: ModelSpec, request: ServeRequest, near_miss: float) -> Axes:
         lambda p, tp, ep: precision_parallel_problem(model, p, tp, ep),
         fewest_kv_heads(model),
         model.is_moe,
+        pins.pipeline_parallel is not None,
     )
 
 

@@ -60,7 +60,7 @@ class Axes:
     weights_bytes: of the whole model, by precision name. near_miss: keep replicas that need up to so many times the memory.
     published_bytes: of the weights as published. obtainable: can weights in this precision be had for this engine (published, or made while loading)?
     made_while_loading: does the engine convert the published weights itself? precision_rule: why a precision cannot be cut over so many ranks.
-    kv_heads: fewest key/value heads of a layer (None = no such layer).
+    pipeline_pinned: whether the number of stages was asked for. kv_heads: fewest key/value heads of a layer (None = no such layer).
     experts: a mixture of experts. expert_modes: how the tensor-parallel group may be shared out, as (expert_parallel, attention_data_parallel) pairs.
     """
 
@@ -80,6 +80,7 @@ class Axes:
     precision_rule: Callable[[Precision, int, int], str | None] = lambda precision, tp, ep: None
     kv_heads: int | None = None
     experts: bool = False
+    pipeline_pinned: bool = False
 
 
 def pinned_rule(rule: Rule, wanted: int | None) -> Rule:
@@ -120,16 +121,18 @@ def sixteen_bit(precision: Precision, hw: HardwareClass) -> str:
     return "bf16" if "bf16" in hw.gpu.peak_tflops else "fp16"
 
 
-def replica_size_problem(weights_bytes: float, layout: Layout, usable_bytes: float, near_miss: float) -> str | None:
+def replica_size_problem(
+    weights_bytes: float, layout: Layout, usable_bytes: float, near_miss: float, *, pinned: bool = False
+) -> str | None:
     """Why a replica of this size is not worth estimating, in words; None when it is.
 
     Too small: an even share of the weights alone is above near_miss times the GPU. Too deep: more than twice the
     pipeline stages with which the weights fill at most FILL of the GPU; further stages add latency and hand-overs,
-    and replicas use the same GPUs better.
+    and replicas use the same GPUs better, unless the number of stages was `pinned`.
     """
     if weights_bytes / (layout.tensor_parallel * layout.pipeline_parallel) > near_miss * usable_bytes:
         return f"weights alone need more than {near_miss:g} times the memory"
-    if layout.pipeline_parallel > 1:
+    if layout.pipeline_parallel > 1 and not pinned:
         enough = weights_bytes / (layout.tensor_parallel * FILL * usable_bytes)
         if layout.pipeline_parallel > 2 * max(1.0, enough):
             return "deeper pipeline than the memory needs"
@@ -162,7 +165,11 @@ class _Builder:
         tp, pp = layout.tensor_parallel, layout.pipeline_parallel
         size = {
             p.name: replica_size_problem(
-                self.axes.weights_bytes[p.name], layout, hw.gpu.usable_gib * GIB, self.axes.near_miss
+                self.axes.weights_bytes[p.name],
+                layout,
+                hw.gpu.usable_gib * GIB,
+                self.axes.near_miss,
+                pinned=self.axes.pipeline_pinned,
             )
             for p in self.axes.precisions
         }

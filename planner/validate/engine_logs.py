@@ -14,7 +14,7 @@ LAST_LINES = 8
 LINE_WIDTH = 200
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 PROFILE_PACKAGES = ("torch", "transformers", "accelerate", "deepspeed", "peft")  # extra `profile` in pyproject.toml
-EXTRA_STEP = "Install it where the engine runs: pip install 'llm-hardware-planner[profile]'."
+EXTRA_STEP = "Install it where the engine runs: pip install '.[profile]'."
 FRAMEWORKS = {"deepspeed_inference": "deepspeed"}
 
 

@@ -55,3 +55,11 @@ def test_training_names_the_precision_and_no_price(capsys):
     shown = words(capsys.readouterr().out)
     assert "a100-sxm-80 has no fp8 tensor cores" in shown
     assert "dearer offer" not in shown
+
+
+def test_a_pinned_pipeline_is_planned_even_where_it_is_deeper_than_the_memory_needs(capsys):
+    asked = ["--model", "70b", "--on", "8xh100-sxm", "--pp", "4", "--precision", "fp8"]
+    assert run(["estimate", *asked]) == 0
+    assert "TP 2, PP 4" in words(capsys.readouterr().out)
+    assert run(["solve", *asked]) == 0
+    assert "PP 4" in words(capsys.readouterr().out)

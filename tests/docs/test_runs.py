@@ -49,7 +49,7 @@ def results(folder):
 def test_command(number, results):
     program, code, out, err = results[number]
     assert program == "planner"
-    if "pip install 'llm-hardware-planner[profile]'" in err:
+    if "pip install '.[profile]'" in err:
         pytest.skip("torch and transformers are the extra 'profile'")
     assert code == 0, (COMMANDS[number], err)
     assert out.strip()

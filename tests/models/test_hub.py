@@ -112,5 +112,5 @@ def test_hostile_content_is_refused(hub):
 
 def test_without_the_package_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(UnknownNameError, match=r"llm-hardware-planner\[hub\]"):
+    with pytest.raises(UnknownNameError, match=r"\.\[hub\]"):
         load_model("org/new-model")

@@ -306,3 +306,14 @@ def test_a_checkpoint_over_many_layers_gathers_them_all_under_fsdp2():
     got = [memory(LLAMA, JOB, hardware(), row("fsdp2", zero=3, dp=8, k=k)).peak_bytes[0] for k in (2, 8)]
     layer = 2 * LLAMA.layers[0].params(4096)
     assert got[1] - got[0] > 5 * layer
+
+
+def test_fsdp_stage_two_keeps_a_whole_copy_of_one_rank_too():
+    """One rank gathers into a buffer as well: a 70B model whose parameters wait in host memory would fit without it (counted on fake
+    tensors: 131 GiB of unsharded weights)."""
+    spec = model("llama-3-70b")
+    two, three = (
+        memory(spec, JOB, hardware(), row("fsdp2", zero=z, offload="optimizer+parameters", k=1)).peak_bytes[0]
+        for z in (2, 3)
+    )
+    assert two - three > 0.9 * 2 * spec.params_total

@@ -77,7 +77,7 @@ def test_small_models_are_counted_whole():
 
 def test_without_torch_the_extra_is_named(trained, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(MissingExtraError, match=r"llm-hardware-planner\[profile\]"):
+    with pytest.raises(MissingExtraError, match=r"\.\[profile\]"):
         dry.dry_run(trained)
 
 

@@ -105,5 +105,5 @@ def test_out_of_memory_says_what_fitted():
 
 
 def test_a_missing_package_of_ours_names_the_extra():
-    assert "llm-hardware-planner[profile]" in death_of("ModuleNotFoundError: No module named 'transformers'").next_step
+    assert ".[profile]" in death_of("ModuleNotFoundError: No module named 'transformers'").next_step
     assert "pip install 'llm" not in death_of("ModuleNotFoundError: No module named 'uvicorn'").next_step

@@ -203,7 +203,10 @@ def _buffers(
         + (per.extra + whole_gradients) * (dense + experts)
         + np.where(rows.alone, 0.0, min(n("ddp_bucket_bytes"), per.gradients) * (dense + experts))
     )
-    none = rows.alone & (rows.zero != 3)
+    copies = (rows.zero == 3) | (
+        (rows.zero == 2) & (n("stage2_gathered") > 0)
+    )  # FSDP gathers into a buffer, of one rank too
+    none = rows.alone & ~copies
     return np.asarray(np.where(none, 0.0, total) + unsharded), np.asarray(np.where(none, 0.0, layered))
 
 
